@@ -1,0 +1,1 @@
+"""One exact, reproducible benchmark table for medical anomaly detection."""

@@ -1,0 +1,228 @@
+"""Contract 1, a prepared domain: the row of an image; write, read and verify the files around it."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from anomed import images, records
+from anomed.errors import AnomedError
+
+SPLITS = ("train", "valid", "test")
+COLUMNS = [
+    "image_id",
+    "subject_id",
+    "split",
+    "label",
+    "row",
+    "mask_row",
+    "native_h",
+    "native_w",
+    "boxes",
+    "pathology",
+    "source_file",
+    "sha256",
+]
+FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip")
+SHOTS = 8  # train normals whose native pixels are kept, for few-shot prompts
+
+
+class CaseProblem(AnomedError):
+    """One case cannot be used. `code` is a snake_case word; `found`, `expected` and `hint` fill problems.csv."""
+
+    def __init__(self, case: str, code: str, found: str, expected: str, hint: str):
+        super().__init__(f"{case}: {code}: found {found}, expected {expected}; {hint}")
+        self.row = {"case": case, "code": code, "found": found, "expected": expected, "hint": hint}
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What `Case.load` returns.
+
+    image: uint8, H x W or H x W x 3, native size. mask: bool, H x W, or None where the pixel truth is unknown (a
+    normal image of a domain with masks needs none: its mask is all zero). sha256: of the source file's bytes.
+    """
+
+    image: np.ndarray
+    mask: np.ndarray | None
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image that a domain source offers; `load` reads its pixels and may raise CaseProblem."""
+
+    image_id: str
+    subject_id: str
+    split: str
+    label: int
+    source_file: str
+    load: Callable[[], Pixels]
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    pathology: str = ""
+
+
+@dataclass
+class Writer:
+    """Streams cases into the four files of a prepared domain; memory does not grow with the number of images.
+
+    folder: empty folder to fill. size: side S of images.npy. colour: 3 channels instead of 1. has_masks: the domain
+    has pixel truth. total: number of cases that will be added.
+    """
+
+    folder: Path
+    size: int
+    colour: bool
+    has_masks: bool
+    total: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        shape = (self.total, self.size, self.size) + ((3,) if self.colour else ())
+        self._images = np.lib.format.open_memmap(self.folder / "images.npy", "w+", np.uint8, shape)
+        self._native = zipfile.ZipFile(self.folder / "native.zip", "w")
+        self._masks: list[np.ndarray] = []
+        self._mask_shapes: list[tuple[int, int]] = []
+        self._shots = 0
+
+    def add(self, case: Case, pixels: Pixels) -> None:
+        """Append one case. Cases must come in manifest order: train, valid, test."""
+        row = len(self.rows)
+        self._images[row] = images.resize(pixels.image, self.size)
+        height, width = pixels.image.shape[:2]
+        mask_row: int | str = ""
+        if self.has_masks and case.split != "train":
+            mask = np.zeros((height, width), bool) if case.label == 0 else pixels.mask
+            if mask is not None:
+                mask_row = len(self._masks)
+                self._masks.append(np.packbits(mask, axis=1))
+                self._mask_shapes.append((height, width))
+        shot = case.split == "train" and self._shots < SHOTS
+        self._shots += shot
+        if case.split != "train" or shot:
+            info = zipfile.ZipInfo(f"{case.image_id}.png")  # fixed date: equal pixels give equal bytes
+            self._native.writestr(info, images.encode_png(pixels.image))
+        self.rows.append(
+            {
+                "image_id": case.image_id,
+                "subject_id": case.subject_id,
+                "split": case.split,
+                "label": case.label,
+                "row": row,
+                "mask_row": mask_row,
+                "native_h": height,
+                "native_w": width,
+                "boxes": json.dumps([list(box) for box in case.boxes]),
+                "pathology": case.pathology,
+                "source_file": case.source_file,
+                "sha256": pixels.sha256,
+            }
+        )
+
+    def close(self, card: dict[str, Any]) -> None:
+        """Finish the files and write `card.json`: `card` plus counts, shapes and the hash of the prepared domain."""
+        if len(self.rows) != self.total:
+            raise ValueError(f"{len(self.rows)} cases added, {self.total} announced")
+        self._images.flush()
+        self._native.close()
+        offsets = np.cumsum([0, *(packed.size for packed in self._masks)], dtype=np.int64)
+        bits = np.concatenate([packed.ravel() for packed in self._masks] or [np.zeros(0, np.uint8)])
+        shapes = np.array(self._mask_shapes, np.int32).reshape(-1, 2)
+        np.savez_compressed(self.folder / "masks.npz", bits=bits, offsets=offsets, shapes=shapes)
+        table = pd.DataFrame(self.rows, columns=COLUMNS)
+        table.to_csv(self.folder / "manifest.csv", index=False, lineterminator="\n")
+        hashes = {name: records.digest_file(self.folder / name) for name in FILES}
+        counts = count(table)
+        facts = {"files": hashes, "hash": records.digest(hashes), "counts": counts, "size": self.size}
+        kinds = {"colour": self.colour, "masks": self.has_masks, "boxes": bool((table.boxes != "[]").any())}
+        records.write_json(self.folder / "card.json", {**card, **facts, **kinds})
+
+
+def count(table: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Images per split and label of a manifest: {split: {"normal": n, "abnormal": n}}."""
+    return {
+        split: {name: int(((table.split == split) & (table.label == label)).sum()) for label, name in enumerate(("normal", "abnormal"))}
+        for split in SPLITS
+    }
+
+
+class Prepared:
+    """Read view of a prepared domain folder. Raises AnomedError naming the file that is missing or damaged."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.card: dict[str, Any] = records.read_json(folder / "card.json")
+        self.hash: str = self.card["hash"]
+        self.table = read(folder / "manifest.csv")
+
+    @cached_property
+    def images(self) -> np.ndarray:
+        """uint8, N x S x S or N x S x S x 3, memory-mapped; row i belongs to the manifest's `row` i."""
+        try:
+            return np.load(self.folder / "images.npy", mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise AnomedError(f"{self.folder / 'images.npy'}: unreadable ({error}); run prepare again") from None
+
+    @cached_property
+    def _masks(self) -> dict[str, np.ndarray]:
+        try:
+            with np.load(self.folder / "masks.npz") as archive:
+                return {name: archive[name] for name in ("bits", "offsets", "shapes")}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise AnomedError(f"{self.folder / 'masks.npz'}: unreadable ({error}); run prepare again") from None
+
+    def mask(self, mask_row: int) -> np.ndarray:
+        """The truth of one image: bool, native H x W."""
+        masks = self._masks
+        height, width = masks["shapes"][mask_row]
+        packed = masks["bits"][masks["offsets"][mask_row] : masks["offsets"][mask_row + 1]]
+        return np.unpackbits(packed.reshape(height, -1), axis=1, count=width).astype(bool)
+
+    def native(self, image_id: str) -> np.ndarray:
+        """Native pixels of a valid or test image: uint8, H x W or H x W x 3."""
+        with zipfile.ZipFile(self.folder / "native.zip") as archive:
+            return images.decode_png(archive.read(f"{image_id}.png"), image_id)
+
+    def evaluated(self) -> pd.DataFrame:
+        """The rows that detectors predict: valid, then test, in manifest order."""
+        return self.table[self.table.split != "train"].reset_index(drop=True)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """A manifest with typed columns: label and row int, mask_row nullable Int64, ids and paths str.
+
+    Raises AnomedError naming the file and the first offence against contract 1.
+    """
+    try:
+        table = pd.read_csv(path, dtype={"mask_row": "Int64"}, keep_default_na=False, na_values={"mask_row": [""]})
+    except FileNotFoundError:
+        raise AnomedError(f"{path}: not found; run `anomed prepare` first") from None
+    except (ValueError, pd.errors.ParserError, io.UnsupportedOperation) as error:
+        raise AnomedError(f"{path}: unreadable ({error}); run prepare again") from None
+    if list(table.columns) != COLUMNS:
+        raise AnomedError(f"{path}: found columns {list(table.columns)}, expected {COLUMNS}")
+    for column in ("image_id", "subject_id", "pathology", "source_file", "sha256", "boxes"):
+        table[column] = table[column].astype(str)
+    checks = {
+        "image_id is not unique": table.image_id.duplicated(),
+        f"split is not one of {SPLITS}": ~table.split.isin(SPLITS),
+        "label is not 0 or 1": ~table.label.isin([0, 1]),
+        "an abnormal image in train": (table.split == "train") & (table.label == 1),
+        "row does not count up from 0": table.row != np.arange(len(table)),
+    }
+    for fault, rows in checks.items():
+        if rows.any():
+            raise AnomedError(f"{path}: {fault}, first at {table.image_id[rows].iloc[0]!r}; run prepare again")
+    return table
+
+
+def ordered(cases: Iterable[Case]) -> list[Case]:
+    """Cases in manifest order: train, valid, test; normal before abnormal; then by image_id."""
+    return sorted(cases, key=lambda case: (SPLITS.index(case.split), case.label, case.image_id))

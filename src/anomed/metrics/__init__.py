@@ -1,0 +1,1 @@
+"""Metrics, usable alone on numpy arrays; no torch at import."""

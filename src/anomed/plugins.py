@@ -1,0 +1,47 @@
+"""Plug-ins: a decorator that names a class, and folder discovery."""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from typing import TypeVar
+
+from anomed.errors import AnomedError
+
+T = TypeVar("T", bound=type)
+_REGISTRY: dict[str, dict[str, type]] = {}
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Class decorator: the plug-in `name` of `kind` ("domains" or "methods").
+
+    The module that holds it is `anomed.<kind>.<part of name before the first dot>`, so that one plug-in can be
+    loaded without importing its neighbours: editing one then concerns the jobs of that one alone.
+    """
+
+    def add(cls: T) -> T:
+        _REGISTRY.setdefault(kind, {})[name] = cls
+        return cls
+
+    return add
+
+
+def load(kind: str, name: str) -> type:
+    """The plug-in class `name`; imports its module only. Raises AnomedError with the nearest names."""
+    module = name.partition(".")[0]
+    if module.isidentifier() and importlib.util.find_spec(f"anomed.{kind}.{module}"):
+        importlib.import_module(f"anomed.{kind}.{module}")
+    found = _REGISTRY.get(kind, {})
+    if name not in found:
+        near = difflib.get_close_matches(name, discover(kind), n=1)
+        raise AnomedError(f"no plug-in {name!r} in src/anomed/{kind}{f'; did you mean {near[0]!r}?' if near else ''}")
+    return found[name]
+
+
+def discover(kind: str) -> dict[str, type]:
+    """Every plug-in of `kind`, by name; imports all modules of the folder."""
+    package = importlib.import_module(f"anomed.{kind}")
+    for info in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"anomed.{kind}.{info.name}")
+    return dict(sorted(_REGISTRY.get(kind, {}).items()))

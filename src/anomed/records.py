@@ -1,0 +1,163 @@
+"""Run cards, hashes and atomic writes: what makes a file on disk trustworthy."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from anomed.errors import AnomedError
+
+RUN_CARD = "run.json"
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no white space: equal values give equal text, whatever the key order."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def digest(value: Any) -> str:
+    """sha256 of bytes, or of the canonical JSON of any other value; 64 hex digits."""
+    data = value if isinstance(value, bytes) else canonical(value).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """sha256 of a file's bytes, read in blocks; 64 hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _partial(target: Path) -> Path:
+    """A fresh temporary name beside `target`; what a killed predecessor left there is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for stale in target.parent.glob(f".{target.name}.*.partial"):
+        shutil.rmtree(stale, ignore_errors=True) if stale.is_dir() else stale.unlink(missing_ok=True)
+    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `target`; on success it is synced and renamed to `target`, else removed."""
+    partial = _partial(target)
+    try:
+        yield partial
+        _sync(partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(target: Path) -> Iterator[Path]:
+    """Yields an empty temporary folder beside `target`; on success it replaces `target` whole, else it is removed."""
+    partial = _partial(target)
+    partial.mkdir()
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON with sorted keys, atomically. NaN and infinity raise ValueError."""
+    write_text(path, json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file. Raises AnomedError naming the file when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AnomedError(f"{path}: not found; the step that makes it has not run") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise AnomedError(f"{path}: not valid JSON ({error}); delete it and run again") from None
+
+
+def code_files() -> dict[str, str]:
+    """sha256 of every project module this process has imported, keyed by its path below src/, sorted."""
+    root = Path(__file__).parent
+    files = {
+        Path(module.__file__)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == root.name and getattr(module, "__file__", None)
+    }
+    return {path.relative_to(root.parent).as_posix(): digest_file(path) for path in sorted(files)}
+
+
+class RunCard:
+    """Collects what a fit or predict job was: parameters, hashes, versions, seconds, memory, warnings.
+
+    Use as a context manager around the work, then `write(folder)`. Python warnings raised inside are kept, once each.
+    """
+
+    def __init__(self, **facts: Any):
+        self.facts = facts
+        self.warnings: list[str] = []
+
+    def __enter__(self) -> "RunCard":
+        self._caught = warnings.catch_warnings(record=True)
+        self._log = self._caught.__enter__()
+        warnings.simplefilter("default")
+        self._started, self._clock = datetime.now(UTC), time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._caught.__exit__(*exception)
+        self.warnings += [f"{w.category.__name__}: {w.message}" for w in self._log or []]
+        self.facts["seconds"] = round(time.perf_counter() - self._clock, 3)
+        self.facts["started"] = self._started.isoformat(timespec="seconds")
+        self.facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.facts["peak_memory_mb"] = round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)
+
+    def write(self, folder: Path) -> None:
+        """Write `run.json` into `folder`, and print the warnings to standard error."""
+        unique = list(dict.fromkeys(self.warnings))
+        for text in unique:
+            print(f"warning: {text}", file=sys.stderr)
+        files = code_files()
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        packages = ("numpy", "pandas", "scipy", "torch", "torchvision", "timm", "monai", "anomalib", "safetensors")
+        card = {
+            **self.facts,
+            "warnings": unique,
+            "code": {"sha256": digest(files), "files": files},
+            "versions": {
+                "python": platform.python_version(),
+                "anomed": importlib.metadata.version("anomed"),
+                **{name: importlib.metadata.version(name) for name in packages if name in loaded},
+            },
+            "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
+        }
+        write_json(folder / RUN_CARD, card)
