@@ -5,13 +5,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
-
-class Settings(BaseModel):
-    """Base of every plug-in's parameters: unknown keys are refused, values are not coerced."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+from anomed.plugins import Settings
 
 
 class Detector:
@@ -32,6 +27,11 @@ class Detector:
 
     def __init__(self, params: Any, seed: int, device: str = "cpu"):
         self.params, self.seed, self.device = params, seed, device
+
+    @classmethod
+    def files(cls, params: Any) -> dict[str, Path]:
+        """Files outside the project that decide the result (weights), by name; their hashes join the parameters."""
+        return {}
 
     def fit(self, images: np.ndarray) -> None:
         """Learn from the normal train images: uint8, N x S x S (x 3), memory-mapped, N >= 1."""

@@ -1,0 +1,128 @@
+"""params → the list of runs, and what each job depends on; the only module the Snakefile imports."""
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anomed import plugins, records, sources
+from anomed.domains.source import Source
+from anomed.errors import AnomedError
+from anomed.params import Params
+
+PREPARED = Path("data/prepared")
+WORK = Path("work")
+CARDS = Path("data/cards")
+PREPARED_FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip", "card.json")
+TABLES = ("scores.csv", "table.csv", "table.md", "table.tex", "performance.csv")
+
+
+class Run(NamedTuple):
+    """One line of the plan: a system on a domain with a seed."""
+
+    domain: str
+    system: str
+    seed: int
+
+    def path(self, folder: str, suffix: str = "") -> str:
+        """`<folder>/<domain>/<system>/<seed><suffix>`, relative to the Snakefile."""
+        return f"{folder}/{self.domain}/{self.system}/{self.seed}{suffix}"
+
+
+class Plan:
+    """What a params.yaml asks for. Paths are relative to the folder that holds the Snakefile.
+
+    Every `..._params` is canonical JSON of exactly what a job's result depends on; Snakemake re-runs the job when it
+    changes. Raises AnomedError on any fault in the configuration or a root that does not exist.
+    """
+
+    def __init__(self, config: Mapping[str, Any]):
+        self.params = Params(config)
+        self.domains = self.params.run.domains
+        self.systems = self.params.run.systems
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Every run, in the order of the lists in `run:`."""
+        return [Run(d, s, k) for d in self.domains for s in self.systems for k in self.seeds(s)]
+
+    def seeds(self, system: str) -> list[int]:
+        """The seeds of a system: the first alone when its method has no randomness."""
+        seeds = self.params.run.seeds
+        return seeds[:1] if self.params.methods[system].deterministic else seeds
+
+    def source(self, domain: str) -> Source:
+        """The domain's source object, not yet scanned."""
+        block = self.params.domains[domain]
+        cls = plugins.load("domains", block.source)
+        options = {k: v for k, v in self.params.domain_blocks[domain].items() if k in cls.Options.model_fields}
+        return cls(domain, cls.Options(**options), Path(block.root) if block.root else None, WORK)
+
+    def root(self, domain: str) -> str:
+        """Where the domain's raw data lie; empty when its source needs none."""
+        return self.params.domains[domain].root or ""
+
+    @cache  # noqa: B019  one plan per process
+    def prepare_params(self, domain: str) -> str:
+        return records.canonical({**self.params.domain_blocks[domain], "fingerprint": self._fingerprint(domain)})
+
+    def _fingerprint(self, domain: str) -> str:
+        """Identity of the raw data; once prepared, they may be gone (a clone with pulled results needs no raw data)."""
+        try:
+            return self.source(domain).fingerprint()
+        except AnomedError as error:
+            card = PREPARED / domain / "card.json"
+            root = self.root(domain)
+            if root and not Path(root).exists() and card.exists():
+                return str(records.read_json(card)["parameters"]["fingerprint"])
+            raise AnomedError(f"domains.{domain}: {error}") from None
+
+    @cache  # noqa: B019
+    def fit_params(self, system: str) -> str:
+        return records.canonical(self._fit(system))
+
+    def _fit(self, system: str) -> dict[str, Any]:
+        method, block = self.params.methods[system], self.params.method_blocks[system]
+        settings = method.Params(**{key: value for key, value in block.items() if key != "implementation"})
+        files = {name: records.digest_file(path) for name, path in method.files(settings).items()}
+        return {"method": block, "files": files}
+
+    def score_params(self, system: str) -> str:
+        return records.canonical({**self._fit(system), "metrics": self.params.metrics})
+
+    def table_params(self) -> str:
+        """The plan as the table and the report need it: small, whatever the number of runs."""
+        systems = {
+            name: {"seeds": self.seeds(name), "hash": records.digest(self.score_params(name).encode())}
+            for name in self.systems
+        }
+        return records.canonical({"domains": self.domains, "systems": systems, "order": self.systems})
+
+    def torch_threads(self, system: str) -> int:
+        """CPU threads of a job, from the method's own parameters: never from --cores, which would change bytes."""
+        return int(self.params.method_blocks[system].get("torch_threads", 1))
+
+    def gpu(self, system: str) -> int:
+        """GPUs that a job of the system asks for; follows from params, never from probing the submitting host."""
+        return int(self.params.methods[system].gpu and self.params.run.device == "cuda")
+
+    def memory_mb(self, system: str) -> int:
+        return int(self.params.methods[system].memory_mb)
+
+    def code(self, command: str, *, domain: str = "", system: str = "") -> list[str]:
+        """Project files that the job imports: an edit of one re-runs it."""
+        names = []
+        if domain:
+            names.append(f"anomed.domains.{self.params.domains[domain].source.partition('.')[0]}")
+        if system:
+            implementation = self.params.method_blocks[system]["implementation"]
+            names.append(f"anomed.methods.{implementation.partition('.')[0]}")
+        return sources.of(command, *names)
+
+    def card(self, domain: str) -> list[str]:
+        """The domain's card, if it has one."""
+        path = CARDS / f"{domain}.yaml"
+        return [path.as_posix()] if path.exists() else []
+
+    def prepared(self, domain: str) -> list[str]:
+        return [(PREPARED / domain / name).as_posix() for name in PREPARED_FILES]
