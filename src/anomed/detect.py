@@ -1,4 +1,4 @@
-"""Fit and predict: what a detection method is, and the two commands that run one."""
+"""What a detection method is, and the fit command."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anomed import plugins, records
+from anomed.errors import AnomedError
+from anomed.manifest import Prepared
 from anomed.plugins import Settings
+
+STATE = "state.safetensors"
 
 
 class Detector:
@@ -48,3 +53,60 @@ class Detector:
         more anomalous, raw; and maps, float32 (B, h, w), or None when the method does not localise. An image must
         score alone as in a batch."""
         raise TypeError(f"{type(self).__name__} does not define score()")
+
+
+def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Path, device: str) -> None:
+    """Train one method on the normal train images of a prepared domain and write its model folder whole, or nothing.
+
+    parameters: {"method": its block with `implementation`, "files": hashes of weights}. out: `state.safetensors` and
+    the run card. Raises AnomedError when the domain has no train image.
+    """
+    from safetensors.numpy import save_file
+
+    prepared = Prepared(data)
+    train = prepared.table.row[prepared.table.split == "train"]
+    if train.empty:
+        raise AnomedError(
+            f"{data}: no train image, so nothing to fit {system!r} on; a detector needs normal train images"
+        )
+    detector = create(parameters, seed, device)
+    with card_of(prepared, system, parameters, seed, detector) as card:
+        detector.fit(prepared.images[train.iloc[0] : train.iloc[-1] + 1])  # train rows come first: one view, no copy
+    with records.atomic_dir(out) as partial:
+        save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
+        card.write(partial)
+
+
+def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:
+    """The detector that `parameters["method"]` describes, not yet fitted, on the device that it can use."""
+    block = dict(parameters["method"])
+    method = plugins.load("methods", block.pop("implementation"))
+    detector: Detector = method(method.Params(**block), seed, _choose_device(device) if method.gpu else "cpu")
+    return detector
+
+
+def _choose_device(wanted: str) -> str:
+    """ "cpu" or "cuda" for a method that can use a GPU. Raises AnomedError when CUDA is demanded and absent."""
+    if wanted == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted == "cuda":
+        raise AnomedError("run.device is cuda, but torch sees no CUDA device; set it to auto or cpu")
+    return "cpu"
+
+
+def card_of(
+    prepared: Prepared, system: str, parameters: dict[str, Any], seed: int, detector: Detector
+) -> records.RunCard:
+    """A run card that says which system it was, on which data."""
+    return records.RunCard(
+        domain=prepared.card["domain"],
+        system=system,
+        seed=seed,
+        parameters=parameters,
+        data_hash=prepared.hash,
+        device=detector.device,
+    )

@@ -1,9 +1,35 @@
 """Arrays in and out: the only place that touches axes, spacing and resizing."""
 
+import functools
 import io
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image
+
+from anomed.errors import AnomedError
+
+MAX_PIXELS = 2**26  # 8,192 x 8,192; the largest images of the benchmarks are 1,024 x 1,024
+BONE_TOLERANCE = 2  # levels a channel; writers of the colour map round differently by one
+_PNG = b"\x89PNG\r\n\x1a\n"
+_MAGIC = {
+    b"\xff\xd8": "a JPEG",
+    b"BM": "a BMP",
+    b"GIF8": "a GIF",
+    b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+    b"PK": "a zip",
+}
+_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
+
+
+class ImageProblem(AnomedError):
+    """A file that cannot be taken as an image or mask. `code` is a snake_case word; the parts fill problems.csv."""
+
+    def __init__(self, name: str, code: str, found: str, expected: str, hint: str):
+        super().__init__(f"{name}: {code}: found {found}, expected {expected}; {hint}")
+        self.name, self.code, self.found, self.expected, self.hint = name, code, found, expected, hint
 
 
 def encode_png(image: np.ndarray) -> bytes:
@@ -13,8 +39,173 @@ def encode_png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def decode_png(data: bytes, name: str) -> np.ndarray:
+    """The pixels of an 8-bit grey, RGB or RGBA PNG: uint8, H x W, H x W x 3 or H x W x 4, never transposed.
+
+    `name` is what messages call the file. Every chunk's checksum is verified, so that damaged pixels cannot pass.
+    Raises ImageProblem.
+    """
+    return _pixels(data, name, "8-bit grey, RGB or RGBA", {0: (8,), 2: (8,), 6: (8,)})
+
+
+def read_png(data: bytes, name: str, colour: bool) -> np.ndarray:
+    """An image as a user has it: uint8, H x W (grey domain) or H x W x 3 (`colour`).
+
+    Grey domains take grey PNGs, RGB(A) with equal channels, and RGB(A) written through matplotlib's *bone* colour map,
+    which is inverted by the nearest of its 256 colours, at most 2 levels a channel away (its luminance is not its
+    inverse). Colour domains take RGB(A) as it is; grey becomes three equal channels, the same picture. Alpha must be
+    255 everywhere. Raises ImageProblem.
+    """
+    array = decode_png(data, name)
+    if array.ndim == 3 and array.shape[2] == 4:
+        if (array[..., 3] != 255).any():
+            raise ImageProblem(
+                name,
+                "transparent_image",
+                f"alpha as low as {array[..., 3].min()}",
+                "alpha 255 everywhere",
+                _resave("RGB"),
+            )
+        array = np.ascontiguousarray(array[..., :3])
+    if colour:
+        return array if array.ndim == 3 else np.repeat(array[..., None], 3, axis=2)
+    if array.ndim == 2:
+        return array
+    if (array[..., :1] == array).all():
+        return array[..., 0].copy()
+    return _from_bone(array, name)
+
+
+def read_mask(data: bytes, name: str) -> np.ndarray:
+    """A pixel mask: bool, H x W; anomalous where any colour channel is above 0, whatever its level. Alpha is no colour.
+
+    Takes grey of 1 to 8 bits, RGB and RGBA (colour-mapped masks have alpha 255 everywhere). A coloured but transparent
+    pixel contradicts itself. Raises ImageProblem.
+    """
+    array = _pixels(data, name, "grey (1 to 8 bit), RGB or RGBA", {0: (1, 2, 4, 8), 2: (8,), 6: (8,)})
+    mask = np.asarray(array[..., :3].any(axis=2) if array.ndim == 3 else array > 0)
+    if array.ndim == 3 and array.shape[2] == 4 and (mask & (array[..., 3] == 0)).any():
+        found = f"{int((mask & (array[..., 3] == 0)).sum())} coloured but fully transparent pixels"
+        raise ImageProblem(name, "transparent_mask", found, "opaque pixels", _resave("L", "if they are anomalous, "))
+    return mask
+
+
+def _resave(mode: str, condition: str = "") -> str:
+    return f'{condition}save it again with Pillow: Image.open(f).convert("{mode}").save(f)'
+
+
+def _pixels(data: bytes, name: str, expected: str, accepted: dict[int, tuple[int, ...]]) -> np.ndarray:
+    """Decode a PNG whose colour type and bit depth are `accepted`: bool (1-bit) or uint8, H x W (x 3 or 4)."""
+    expected = f"a PNG, {expected}"
+    if not data.startswith(_PNG):
+        kind = (
+            "an empty file" if not data else next((v for k, v in _MAGIC.items() if data.startswith(k)), "other bytes")
+        )
+        raise ImageProblem(name, "not_a_png", kind, expected, "convert it: renaming a file does not change its format")
+    chunks = _chunks(data, name, expected)
+    width, height, depth, kind_code = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
+    found = f"{depth}-bit {_COLOUR_TYPES.get(kind_code, f'colour type {kind_code}')}"
+    if width == 0 or height == 0:
+        raise ImageProblem(name, "zero_size", f"{height} x {width} pixels", expected, "write the image again")
+    if width * height > MAX_PIXELS:
+        limit = f"at most {MAX_PIXELS:,} pixels"
+        raise ImageProblem(
+            name, "too_large", f"{height} x {width} pixels", limit, "check the file, or cut it into tiles"
+        )
+    if depth not in accepted.get(kind_code, ()):
+        if depth == 16:
+            raise ImageProblem(name, "bit_depth", found, expected, "map it to 8 bit with a window you choose and state")
+        code = {3: "palette", 4: "grey_alpha"}.get(kind_code, "bit_depth")
+        raise ImageProblem(name, code, found, expected, _resave("RGB" if kind_code == 3 else "L"))
+    if b"tRNS" in chunks:
+        found = f"{found} with a transparent colour"
+        raise ImageProblem(name, "transparent_colour", found, expected, _resave("RGB" if kind_code else "L"))
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            return np.array(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ImageProblem(name, "damaged_png", f"pixels that do not decode ({error})", expected, _AGAIN) from None
+
+
+_AGAIN = "copy or download the file again"
+
+
+def _chunks(data: bytes, name: str, expected: str) -> dict[bytes, bytes]:
+    """First chunk of every type, all checksums verified (Pillow skips that of the pixels)."""
+    chunks: dict[bytes, bytes] = {}
+    at = len(_PNG)
+    while b"IEND" not in chunks:
+        length, kind = struct.unpack_from(">I4s", data, at) if at + 12 <= len(data) else (len(data), b"")
+        if at + 12 + length > len(data):
+            raise ImageProblem(name, "truncated_png", f"{len(data)} bytes and no end", expected, _AGAIN)
+        body = memoryview(data)[at + 8 : at + 8 + length]
+        if zlib.crc32(body, zlib.crc32(kind)) != struct.unpack_from(">I", data, at + 8 + length)[0]:
+            found = f"a wrong checksum in chunk {kind.decode('latin-1')!r}"
+            raise ImageProblem(name, "damaged_png", found, expected, _AGAIN)
+        chunks.setdefault(kind, b"" if kind == b"IDAT" else bytes(body))
+        at += 12 + length
+    if len(chunks.get(b"IHDR", b"")) != 13:
+        raise ImageProblem(name, "damaged_png", "no image header", expected, _AGAIN)
+    return chunks
+
+
+def bone_colours() -> np.ndarray:
+    """The 256 colours of matplotlib's *bone* map: uint8, 256 x 3. Level i is written as row i."""
+    level = np.linspace(0, 1, 256)
+    red = np.interp(level, [0, 0.746032, 1], [0, 0.652778, 1])
+    green = np.interp(level, [0, 0.365079, 0.746032, 1], [0, 0.319444, 0.777778, 1])
+    blue = np.interp(level, [0, 0.365079, 1], [0, 0.444444, 1])
+    return (255 * np.stack([red, green, blue], axis=1) + 1e-9).astype(np.uint8)  # whole numbers stay whole when cut
+
+
+@functools.cache
+def _bone_levels() -> np.ndarray:
+    """int16, 256 x 256 x 256: the level of the nearest bone colour (Euclidean; a tie: the lower), -1 if too far."""
+    levels = np.full((256, 256, 256), -1, np.int16)
+    best = np.full(levels.shape, 127, np.int8)
+    for level, colour in enumerate(bone_colours().astype(int)):
+        box = tuple(slice(max(0, c - BONE_TOLERANCE), min(256, c + BONE_TOLERANCE + 1)) for c in colour)
+        red, green, blue = np.ogrid[box]
+        distance = (red - colour[0]) ** 2 + (green - colour[1]) ** 2 + (blue - colour[2]) ** 2
+        closer = distance < best[box]
+        levels[box][closer] = level
+        best[box][closer] = distance[closer]
+    return levels
+
+
+def _from_bone(array: np.ndarray, name: str) -> np.ndarray:
+    """uint8 H x W x 3 through the bone map, inverted to uint8 H x W. Raises ImageProblem naming a colour."""
+    levels = _bone_levels()[array[..., 0], array[..., 1], array[..., 2]]
+    if (levels < 0).any():
+        row, column = np.argwhere(levels < 0)[0]
+        share = f"{int((levels < 0).sum())} of {levels.size} pixels"
+        found = f"RGB {tuple(array[row, column].tolist())} at row {row}, column {column} ({share})"
+        hint = "this domain is grey: check that the image belongs here, then save it as 8-bit grey"
+        raise ImageProblem(name, "not_grey", found, "grey, equal channels or the 'bone' colour map", hint)
+    return levels.astype(np.uint8)
+
+
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-    """uint8 H x W or H x W x 3 to S x S (x 3): bilinear, antialiased when shrinking, aspect ratio not kept (as BMAD)."""
+    """uint8 H x W or H x W x 3 to S x S (x 3): bilinear, antialiased when shrinking, aspect ratio not kept (BMAD)."""
     if image.shape[:2] == (size, size):
         return image
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+
+
+def upsample(scores: np.ndarray, height: int, width: int) -> np.ndarray:
+    """An anomaly map, float32 h x w, on another grid: float32 height x width.
+
+    Bilinear with half-pixel centres, edges held (align_corners false), no antialiasing when the grid is coarser. In
+    float32 multiplications and additions only, along the width first, so that every device can give the same bits.
+    Where neighbours are equal the result is their value exactly: a constant map stays constant.
+    """
+    for axis, size in ((1, width), (0, height)):
+        length = scores.shape[axis]
+        if length != size:
+            place = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
+            lower = place.astype(np.intp)
+            upper = np.minimum(lower + 1, length - 1)
+            weight = np.expand_dims((place - lower).astype(np.float32), 1 - axis)
+            start = scores.take(lower, axis)
+            scores = start + (scores.take(upper, axis) - start) * weight
+    return scores

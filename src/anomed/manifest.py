@@ -74,7 +74,7 @@ class Writer:
     """Streams cases into the four files of a prepared domain; memory does not grow with the number of images.
 
     folder: empty folder to fill. size: side S of images.npy. colour: 3 channels instead of 1. has_masks: the domain
-    has pixel truth. total: number of cases that will be added.
+    has pixel truth. total: number of cases that may be added.
     """
 
     folder: Path
@@ -128,9 +128,10 @@ class Writer:
 
     def close(self, card: dict[str, Any]) -> None:
         """Finish the files and write `card.json`: `card` plus counts, shapes and the hash of the prepared domain."""
-        if len(self.rows) != self.total:
-            raise ValueError(f"{len(self.rows)} cases added, {self.total} announced")
         self._images.flush()
+        if len(self.rows) < self.total:  # known problems of an official release were left out
+            np.save(self.folder / "fewer.npy", self._images[: len(self.rows)])
+            (self.folder / "fewer.npy").replace(self.folder / "images.npy")
         self._native.close()
         offsets = np.cumsum([0, *(packed.size for packed in self._masks)], dtype=np.int64)
         bits = np.concatenate([packed.ravel() for packed in self._masks] or [np.zeros(0, np.uint8)])
@@ -148,7 +149,10 @@ class Writer:
 def count(table: pd.DataFrame) -> dict[str, dict[str, int]]:
     """Images per split and label of a manifest: {split: {"normal": n, "abnormal": n}}."""
     return {
-        split: {name: int(((table.split == split) & (table.label == label)).sum()) for label, name in enumerate(("normal", "abnormal"))}
+        split: {
+            name: int(((table.split == split) & (table.label == label)).sum())
+            for label, name in enumerate(("normal", "abnormal"))
+        }
         for split in SPLITS
     }
 

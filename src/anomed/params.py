@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from anomed import plugins
+from anomed.detect import Detector
 from anomed.errors import AnomedError
 from anomed.plugins import Settings
 
@@ -27,7 +28,7 @@ class Domain(Settings):
     """The keys common to every block of `domains:`; the others are the options of its source."""
 
     source: str
-    size: int = Field(224, ge=32, le=2048)
+    size: int = Field(default=224, ge=32, le=2048)
     root: str | None = None
     release: Literal["official"] | None = None
 
@@ -41,16 +42,16 @@ class Method(Settings):
 class Metrics(Settings):
     """How systems are scored."""
 
-    aupro_limit: float = Field(0.3, gt=0, le=1, description="false positive rate up to which AUPRO integrates")
+    aupro_limit: float = Field(default=0.3, gt=0, le=1)  # false positive rate up to which AUPRO integrates
 
 
 class Top(Settings):
     """The top level of params.yaml."""
 
     run: Run
-    domains: dict[Name, dict[str, Any] | None] = {}
-    methods: dict[Name, dict[str, Any] | None] = {}
-    metrics: Metrics = Metrics()
+    domains: dict[Name, dict[str, Any] | None] = Field(default_factory=dict)
+    methods: dict[Name, dict[str, Any] | None] = Field(default_factory=dict)
+    metrics: Metrics = Field(default_factory=Metrics)
 
 
 class Params:
@@ -65,7 +66,7 @@ class Params:
         self.metrics = top.metrics.model_dump()
         self.domains: dict[str, Domain] = {}
         self.domain_blocks: dict[str, dict[str, Any]] = {}
-        self.methods: dict[str, type] = {}
+        self.methods: dict[str, type[Detector]] = {}
         self.method_blocks: dict[str, dict[str, Any]] = {}
         for name, block in top.domains.items():
             self._add_domain(name, block or {})
@@ -83,7 +84,9 @@ class Params:
         rest = {key: value for key, value in block.items() if key not in common}
         options = _check(source.Options, rest, where, also=Domain.model_fields)
         if source.needs_root and not domain.root:
-            raise AnomedError(f"{where}.root: not set, but source {domain.source!r} reads files; give their folder or zip")
+            raise AnomedError(
+                f"{where}.root: not set, but source {domain.source!r} reads files; give their folder or zip"
+            )
         self.domains[name] = domain
         # a path is not content: `root` enters no hash, the fingerprint of what lies there does (plan.py)
         self.domain_blocks[name] = {**domain.model_dump(exclude={"root"}), **options.model_dump()}

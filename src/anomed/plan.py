@@ -1,5 +1,6 @@
 """params → the list of runs, and what each job depends on; the only module the Snakefile imports."""
 
+import json
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -40,6 +41,13 @@ class Plan:
         self.params = Params(config)
         self.domains = self.params.run.domains
         self.systems = self.params.run.systems
+
+    def check(self) -> None:
+        """Raises AnomedError when raw data or weights that a listed run needs are missing."""
+        for domain in self.domains:
+            self.prepare_params(domain)
+        for system in self.systems:
+            self.fit_params(system)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -84,7 +92,7 @@ class Plan:
     def _fit(self, system: str) -> dict[str, Any]:
         method, block = self.params.methods[system], self.params.method_blocks[system]
         settings = method.Params(**{key: value for key, value in block.items() if key != "implementation"})
-        files = {name: records.digest_file(path) for name, path in method.files(settings).items()}
+        files = {name: _weights_hash(system, name, path) for name, path in method.files(settings).items()}
         return {"method": block, "files": files}
 
     def score_params(self, system: str) -> str:
@@ -96,7 +104,7 @@ class Plan:
             name: {"seeds": self.seeds(name), "hash": records.digest(self.score_params(name).encode())}
             for name in self.systems
         }
-        return records.canonical({"domains": self.domains, "systems": systems, "order": self.systems})
+        return json.dumps({"domains": self.domains, "systems": systems})  # unsorted: order is the table's order
 
     def torch_threads(self, system: str) -> int:
         """CPU threads of a job, from the method's own parameters: never from --cores, which would change bytes."""
@@ -126,3 +134,11 @@ class Plan:
 
     def prepared(self, domain: str) -> list[str]:
         return [(PREPARED / domain / name).as_posix() for name in PREPARED_FILES]
+
+
+def _weights_hash(system: str, name: str, path: Path) -> str:
+    if not path.exists():
+        raise AnomedError(
+            f"methods.{system}: weights {name!r} not found at {path}; put the file there or run `anomed doctor`"
+        )
+    return records.digest_file(path)

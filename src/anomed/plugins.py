@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -35,7 +35,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     return add
 
 
-def load(kind: str, name: str) -> type:
+def load(kind: str, name: str) -> Any:
     """The plug-in class `name`; imports its module only. Raises AnomedError with the nearest names."""
     module = name.partition(".")[0]
     if module.isidentifier() and importlib.util.find_spec(f"anomed.{kind}.{module}"):
@@ -47,7 +47,7 @@ def load(kind: str, name: str) -> type:
     return found[name]
 
 
-def discover(kind: str) -> dict[str, type]:
+def discover(kind: str) -> dict[str, Any]:
     """Every plug-in of `kind`, by name; imports all modules of the folder."""
     package = importlib.import_module(f"anomed.{kind}")
     for info in pkgutil.iter_modules(package.__path__):

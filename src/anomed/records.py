@@ -34,7 +34,7 @@ def digest(value: Any) -> str:
 
 def digest_file(path: Path) -> str:
     """sha256 of a file's bytes, read in blocks; 64 hex digits."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -61,7 +61,7 @@ def atomic_file(target: Path) -> Iterator[Path]:
     try:
         yield partial
         _sync(partial)
-        os.replace(partial, target)
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -78,7 +78,7 @@ def atomic_dir(target: Path) -> Iterator[Path]:
                 _sync(path)
         if target.exists():
             shutil.rmtree(target)
-        os.replace(partial, target)
+        partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -107,11 +107,8 @@ def read_json(path: Path) -> Any:
 def code_files() -> dict[str, str]:
     """sha256 of every project module this process has imported, keyed by its path below src/, sorted."""
     root = Path(__file__).parent
-    files = {
-        Path(module.__file__)
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] == root.name and getattr(module, "__file__", None)
-    }
+    ours = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == root.name]
+    files = {Path(module.__file__) for module in ours if module.__file__}
     return {path.relative_to(root.parent).as_posix(): digest_file(path) for path in sorted(files)}
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent
 ENTRY = {
     "prepare": "anomed.prepare",
     "fit": "anomed.detect",
-    "predict": "anomed.detect",
+    "predict": "anomed.predict",
     "score": "anomed.scoring",
     "table": "anomed.report.table",
     "report": "anomed.report.html",

@@ -38,7 +38,7 @@ class Source:
         return True
 
     def fingerprint(self) -> str:
-        """A cheap identity of what lies at `root`: changes when files there do; never contains a path of the machine."""
+        """A cheap identity of what lies at `root`: changes when files there do, contains no path of the machine."""
         return ""
 
     def cases(self) -> list[Case]:

@@ -1,0 +1,77 @@
+import fcntl
+import os
+import re
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "params.yaml"
+
+
+# The project's own source, never an installed copy; and the programs of the environment that runs Snakemake.
+HERE = Path(workflow.basedir)
+sys.path.insert(0, str(HERE / "src"))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(HERE / "src"), os.environ.get("PYTHONPATH")])
+)
+os.environ["PATH"] = os.pathsep.join(
+    [os.path.dirname(sys.executable), os.environ["PATH"]]
+)
+
+from anomed.errors import AnomedError
+from anomed.plan import PREPARED_FILES, TABLES, Plan
+
+try:
+    plan = Plan(config)
+    plan.check()
+except AnomedError as error:
+    raise WorkflowError(f"params.yaml:\n{error}") from None
+
+# Without its provenance records Snakemake sees no edit of a parameter or of code, and would keep stale results.
+if workflow.is_main_process and not any(Path(".snakemake/metadata").glob("*")):
+    if made := [
+        name
+        for name in ("models", "runs", "scores", "results")
+        if any(Path(name).glob("*"))
+    ]:
+        raise WorkflowError(
+            f"{', '.join(made)} exist, but .snakemake/metadata does not, so nobody can tell what they were made from. "
+            "Run `dvc checkout` (or `dvc pull`) to bring it back, or delete these folders."
+        )
+
+
+onstart:
+    # One Snakemake at a time. The kernel frees this lock when the process dies, so a run after `kill -9` just resumes.
+    if workflow.is_main_process:
+        lock = open(".snakemake/anomed.lock", "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkflowError(
+                "Another Snakemake is running in this folder; wait for it or stop it."
+            ) from None
+        workflow.globals["anomed_lock"] = lock  # held until the process ends
+
+
+wildcard_constraints:
+    domain="|".join(map(re.escape, plan.domains)),
+    system="|".join(map(re.escape, plan.systems)),
+    seed=r"\d+",
+
+
+include: "workflow/rules/data.smk"
+include: "workflow/rules/detect.smk"
+include: "workflow/rules/score.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        expand("results/{name}", name=TABLES),
+        "results/report.html",

@@ -1,0 +1,72 @@
+"""Domain cards: what `data/cards/<domain>.yaml` says about a domain's sources, licences and counts."""
+
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import yaml
+
+from anomed.errors import AnomedError
+from anomed.plugins import Settings
+
+Split = Literal["train", "valid", "test"]
+
+
+class Counts(Settings):
+    """Images of one split: normal and abnormal, or their total where only that is published."""
+
+    normal: int | None = None
+    abnormal: int | None = None
+    total: int | None = None
+
+
+class Entry(Settings):
+    """One source of a domain. known_problems: problem code -> exact count that an official release really has."""
+
+    licence: str
+    citation: str
+    obtain: str
+    counts: dict[Split, Counts] = pydantic.Field(default_factory=dict)
+    known_problems: dict[str, int] = pydantic.Field(default_factory=dict)
+
+
+class Card(Settings):
+    """A domain card. description: one sentence. sources: by the name of the domain source (`bmad`, `embedded`, ...)."""
+
+    title: str
+    description: str
+    sources: dict[str, Entry]
+
+
+def load(domain: str, folder: Path) -> Card | None:
+    """The card of a domain, or None when it has none (a user's own domain). Raises AnomedError naming file and key."""
+    path = folder / f"{domain}.yaml"
+    try:
+        return Card.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AnomedError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise AnomedError(f"{path}: {key}: {first['msg']}, found {first['input']!r}") from None
+
+
+def check_counts(entry: Entry, found: dict[str, dict[str, int]], domain: str) -> None:
+    """Raise AnomedError unless the counts of a prepared domain (see `manifest.count`) are those of its card.
+
+    Only what the card states is compared; a card without counts describes no official release and is refused.
+    """
+    if not entry.counts:
+        raise AnomedError(f"domains.{domain}: release is official, but the card states no counts; leave `release` out")
+    wrong = []
+    for split, stated in entry.counts.items():
+        have = {**found[split], "total": sum(found[split].values())}
+        for name, expected in stated.model_dump(exclude_none=True).items():
+            if have[name] != expected:
+                wrong.append(f"{split} {name}: found {have[name]}, expected {expected}")
+    if wrong:
+        raise AnomedError(
+            f"domains.{domain}: not the official release ({'; '.join(wrong)}); complete it, or leave `release` out"
+        )

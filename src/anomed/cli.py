@@ -1,0 +1,153 @@
+"""The command line: parse, call, print. The work is elsewhere, imported when its command runs."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from anomed.errors import AnomedError
+
+# Sums of floats depend on the number of threads: libraries get one, and torch what the method's parameters say.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic matrix products on CUDA
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from anomed.prepare import prepare
+
+    prepare(args.domain, args.params, args.root, args.work, args.out, args.problems)
+
+
+def _fit(args: argparse.Namespace) -> None:
+    from anomed.detect import fit
+
+    fit(args.system, args.params, args.seed, args.data, args.out, args.device)
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from anomed.predict import predict
+
+    predict(args.model, args.data, args.out, args.device)
+
+
+def _score(args: argparse.Namespace) -> None:
+    from anomed.scoring import score
+
+    score(args.run, args.data, args.params, args.out)
+
+
+def _table(args: argparse.Namespace) -> None:
+    from anomed.report.table import build
+
+    build(args.plan, args.prepared, args.scores, args.runs, args.models, args.out)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from anomed.report.html import build
+
+    build(args.plan, args.prepared, args.runs, args.models, args.results, args.out)
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from anomed.doctor import doctor
+
+    sys.exit(doctor(args.config))
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not valid JSON ({error})") from None
+
+
+def _path(text: str) -> Path | None:
+    """A path; empty text means none, so that a rule can pass a root that a domain does not need."""
+    return Path(text) if text else None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `anomed`; each command's handler is in `handler`."""
+    top = argparse.ArgumentParser(prog="anomed", description=__doc__, allow_abbrev=False)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(handler: Any, summary: str) -> argparse.ArgumentParser:
+        name = handler.__name__.removeprefix("_")
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub.set_defaults(handler=handler)
+        return sub
+
+    def folder(sub: argparse.ArgumentParser, flag: str, meaning: str, **options: Any) -> None:
+        sub.add_argument(flag, type=Path, metavar="DIR", help=meaning, required="default" not in options, **options)
+
+    device: dict[str, Any] = {"choices": ["auto", "cpu", "cuda"], "default": "auto", "help": "auto: CUDA if the job sees it"}
+
+    sub = command(_prepare, "turn a domain's raw data into a prepared domain")
+    sub.add_argument("domain", help="its key in params.yaml")
+    sub.add_argument(
+        "--params", type=_json, required=True, metavar="JSON", help="the domain's block, defaults filled in"
+    )
+    sub.add_argument(
+        "--root", type=_path, metavar="PATH", help="folder or zip of the raw data, for sources that read one"
+    )
+    folder(sub, "--work", "scratch folder", default=Path("work"))
+    folder(sub, "--out", "prepared domain to write")
+    sub.add_argument("--problems", type=Path, required=True, metavar="CSV", help="where problems are listed, if any")
+
+    sub = command(_fit, "train a method on a domain's normal images")
+    sub.add_argument("system", help="the row's name in the table")
+    sub.add_argument("--params", type=_json, required=True, metavar="JSON", help='{"method": block, "files": hashes}')
+    sub.add_argument("--seed", type=int, required=True)
+    folder(sub, "--data", "prepared domain")
+    folder(sub, "--out", "model to write")
+    sub.add_argument("--device", **device)
+
+    sub = command(_predict, "score a domain's valid and test images with a model")
+    folder(sub, "--model", "what fit wrote")
+    folder(sub, "--data", "prepared domain")
+    folder(sub, "--out", "predictions to write")
+    sub.add_argument("--device", **device)
+
+    sub = command(_score, "compute every metric of one run")
+    folder(sub, "--run", "what predict wrote")
+    folder(sub, "--data", "prepared domain")
+    sub.add_argument("--params", type=_json, required=True, metavar="JSON", help="method, files and metrics blocks")
+    sub.add_argument("--out", type=Path, required=True, metavar="JSON", help="score file to write; curves go beside it")
+
+    for handler, summary in (
+        (_table, "collect all scores into the tables"),
+        (_report, "draw the page of a finished table"),
+    ):
+        sub = command(handler, summary)
+        sub.add_argument("--plan", type=_json, required=True, metavar="JSON", help="domains, systems, seeds and hashes")
+        folder(sub, "--prepared", "all prepared domains", default=Path("data/prepared"))
+        folder(sub, "--runs", "all predictions", default=Path("runs"))
+        folder(sub, "--models", "all models", default=Path("models"))
+        if handler is _table:
+            folder(sub, "--scores", "all score files", default=Path("scores"))
+            folder(sub, "--out", "folder of the tables", default=Path("results"))
+        else:
+            folder(sub, "--results", "folder of the tables", default=Path("results"))
+            sub.add_argument("--out", type=Path, default=Path("results/report.html"), metavar="HTML")
+
+    sub = command(_doctor, "say what is installed, which device is used, which data and weights are present")
+    sub.add_argument("--config", type=Path, default=Path("params.yaml"), metavar="YAML")
+    return top
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command. A fault of the input is one message on standard error and exit code 1."""
+    args = parser().parse_args(argv)
+    try:
+        args.handler(args)
+    except AnomedError as error:
+        sys.exit(f"anomed: error: {error}")
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The doctor command: what is installed, which device is used, which data and weights are present or missing."""
+
+import importlib.metadata
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from anomed import records
+from anomed.errors import AnomedError
+from anomed.plan import PREPARED, Plan
+
+PACKAGES = (
+    "anomed",
+    "snakemake",
+    "dvc",
+    "torch",
+    "torchvision",
+    "timm",
+    "nibabel",
+    "nilearn",
+    "numpy",
+    "pandas",
+    "scipy",
+)
+
+
+def doctor(config: Path) -> int:
+    """Print the state of the installation and of everything that `config` asks for; returns the number of faults."""
+    console = Console(soft_wrap=True)
+    faults = 0
+
+    def section(title: str, rows: list[tuple[str, str, str]]) -> None:
+        nonlocal faults
+        table = Table("", title, "", box=None, title_justify="left", pad_edge=False)
+        for state, name, detail in rows:
+            faults += state == "missing"
+            mark = {"ok": "[green]ok[/]", "missing": "[red]missing[/]", "note": "[yellow]note[/]"}[state]
+            table.add_row(mark, escape(name), escape(detail))
+        console.print(table)
+        console.print()
+
+    section("installation", _installation())
+    section("device", [_device()])
+    try:
+        plan = Plan(_load(config))
+    except AnomedError as error:
+        section(str(config), [("missing", "parameters", line) for line in str(error).splitlines()])
+        return faults
+    section("data", [_domain(plan, name) for name in plan.domains])
+    section("weights", _weights(plan) or [("ok", "none", "no listed system needs any")])
+    return faults
+
+
+def _load(config: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AnomedError(f"{config}: not found; run this in the project's folder or give --config") from None
+    except yaml.YAMLError as error:
+        raise AnomedError(f"{config}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise AnomedError(f"{config}: found {type(value).__name__}, expected keys and values")
+    return value
+
+
+def _installation() -> list[tuple[str, str, str]]:
+    rows = [("ok", "python", platform.python_version())]
+    for name in PACKAGES:
+        try:
+            rows.append(("ok", name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            rows.append(("missing", name, "run `make setup`"))
+    free = shutil.disk_usage(".").free / 1e9
+    rows.append(("ok" if free > 5 else "note", "disk", f"{free:.0f} GB free in this folder"))
+    return rows
+
+
+def _device() -> tuple[str, str, str]:
+    try:
+        import torch
+    except ImportError:
+        return "missing", "torch", "run `make setup`"
+    if torch.cuda.is_available():
+        return "ok", "cuda", torch.cuda.get_device_name(0)
+    return "ok", "cpu", f"{torch.get_num_threads()} threads; torch sees no CUDA device"
+
+
+def _domain(plan: Plan, name: str) -> tuple[str, str, str]:
+    block = plan.params.domains[name]
+    card = PREPARED / name / "card.json"
+    prepared = "not prepared yet"
+    if card.exists():
+        counts = records.read_json(card)["counts"]
+        prepared = "prepared: " + ", ".join(f"{s} {c['normal']} + {c['abnormal']}" for s, c in counts.items())
+    if block.root is None:
+        return "ok", name, f"{block.source}: made on this machine; {prepared}"
+    if Path(block.root).exists():
+        return "ok", name, f"{block.source} at {block.root}; {prepared}"
+    if card.exists():
+        return "note", name, f"{block.root} does not exist; {prepared}, so it is not needed"
+    return "missing", name, f"{block.root} does not exist: put the data there or change domains.{name}.root"
+
+
+def _weights(plan: Plan) -> list[tuple[str, str, str]]:
+    rows = []
+    for system in plan.systems:
+        method, block = plan.params.methods[system], plan.params.method_blocks[system]
+        parameters = method.Params(**{key: value for key, value in block.items() if key != "implementation"})
+        for name, path in method.files(parameters).items():
+            state = "ok" if path.exists() else "missing"
+            rows.append(
+                (
+                    state,
+                    f"{system}: {name}",
+                    str(path) if state == "missing" else f"sha256 {records.digest_file(path)[:16]}",
+                )
+            )
+    return rows

@@ -1,0 +1,37 @@
+"""The predict command: a fitted model's scores and maps of a domain's valid and test images."""
+
+from pathlib import Path
+
+from anomed import console, predictions, records
+from anomed.detect import STATE, card_of, create
+from anomed.errors import AnomedError
+from anomed.manifest import Prepared
+
+
+def predict(model: Path, data: Path, out: Path, device: str) -> None:
+    """Score the valid and test images of a prepared domain with a fitted model and write contract 3 whole, or nothing.
+
+    Raises AnomedError when the model was fitted on other data, or a score or map is not finite.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    prepared = Prepared(data)
+    fitted = records.read_json(model / records.RUN_CARD)
+    if fitted["data_hash"] != prepared.hash:
+        raise AnomedError(
+            f"{model}: fitted on other data (hash {fitted['data_hash']}) than {data} ({prepared.hash}); fit again"
+        )
+    detector = create(fitted["parameters"], fitted["seed"], device)
+    try:
+        detector.restore(load_file(model / STATE))
+    except (OSError, SafetensorError) as error:
+        raise AnomedError(f"{model / STATE}: unreadable ({error}); fit again") from None
+    rows = prepared.evaluated().row
+    with records.atomic_dir(out) as partial:
+        with card_of(prepared, fitted["system"], fitted["parameters"], fitted["seed"], detector) as card:
+            images = prepared.images[rows.iloc[0] : rows.iloc[-1] + 1] if len(rows) else prepared.images[:0]
+            batches = console.track(detector.score(images), f"predict {fitted['system']}")
+            maps = predictions.write(partial, prepared, batches, detector.localises)
+            card.facts["maps"] = maps
+        card.write(partial)

@@ -1,0 +1,188 @@
+"""The contract of detectors, checked for every method that discovery finds: a new one needs no new test."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from safetensors.numpy import load, save
+
+from anomed import plugins
+from anomed.detect import Detector
+
+METHODS: dict[str, Any] = plugins.discover("methods")  # classes of Detector
+SIZE = 64
+each_method = pytest.mark.parametrize("name", METHODS)
+each_kind = pytest.mark.parametrize("channels", [1, 3])
+
+
+def pictures(count: int, channels: int, seed: int) -> np.ndarray:
+    """Discs of different size and brightness with noise: uint8 (count, 64, 64) or (count, 64, 64, 3)."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:SIZE, :SIZE] - SIZE / 2
+    radii = rng.uniform(12, 28, count)[:, None, None]
+    bright = rng.uniform(80, 200, count)[:, None, None]
+    grey = (np.hypot(x, y) < radii) * bright + rng.uniform(0, 40, (count, SIZE, SIZE))
+    if channels == 1:
+        return grey.astype(np.uint8)
+    return (grey[..., None] * np.array([1.0, 0.7, 0.9])).astype(np.uint8)
+
+
+TRAIN, TEST = 10, 7
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A detector after fit, its state as bytes, and what it says about the test images."""
+
+    detector: Detector
+    state: bytes
+    scores: np.ndarray
+    maps: np.ndarray | None
+
+
+def run(detector: Detector, images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """All scores and maps of `images`, with the form of every batch checked."""
+    batches = list(detector.score(images))
+    for scores, maps in batches:
+        assert scores.ndim == 1
+        assert np.issubdtype(scores.dtype, np.floating)
+        if maps is not None:
+            assert maps.dtype == np.float32
+            assert maps.ndim == 3
+            assert len(maps) == len(scores)
+    scores = np.concatenate([scores for scores, _ in batches])
+    assert len(scores) == len(images)
+    parts = [maps for _, maps in batches if maps is not None]
+    assert len(parts) in (0, len(batches)), "maps for some batches only"
+    return scores, np.concatenate(parts) if parts else None
+
+
+@functools.cache
+def fitted(name: str, channels: int, seed: int = 0) -> Fitted:
+    """The method with its default parameters, fitted once for all tests."""
+    detector = METHODS[name](METHODS[name].Params(), seed)
+    detector.fit(pictures(TRAIN, channels, seed=1))
+    return Fitted(detector, save(detector.state()), *run(detector, pictures(TEST, channels, seed=2)))
+
+
+def same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one.tobytes() == other.tobytes() if one is not None and other is not None else one is other
+
+
+@each_method
+def test_class_is_documented_and_declared(name: str) -> None:
+    cls = METHODS[name]
+    assert issubclass(cls, Detector)
+    assert cls.__bases__ == (Detector,), "no class deeper than one level"
+    assert len(cls.__dict__.get("__doc__") or "") > 40
+    assert type(cls.deterministic) is type(cls.localises) is type(cls.gpu) is bool
+    assert cls.memory_mb >= (3000 if cls.gpu else 100)
+
+
+@each_method
+def test_parameters_have_defaults_and_refuse_unknown_keys(name: str) -> None:
+    with pytest.raises(ValidationError, match="no_such_key"):
+        METHODS[name].Params(no_such_key=1)
+
+
+@each_method
+def test_files_that_decide_the_result_exist(name: str) -> None:
+    for label, path in METHODS[name].files(METHODS[name].Params()).items():
+        assert label
+        assert Path(path).is_file()
+
+
+@each_method
+@each_kind
+def test_scores_and_maps(name: str, channels: int) -> None:
+    result = fitted(name, channels)
+    assert np.isfinite(result.scores).all()
+    assert (result.maps is not None) == METHODS[name].localises
+    if result.maps is not None:
+        assert np.isfinite(result.maps).all()
+
+
+@each_method
+@each_kind
+def test_restored_detector_gives_the_same_bytes(name: str, channels: int) -> None:
+    result = fitted(name, channels)
+    again = METHODS[name](METHODS[name].Params(), 0)
+    again.restore(load(result.state))
+    scores, maps = run(again, pictures(TEST, channels, seed=2))
+    assert same(scores, result.scores)
+    assert same(maps, result.maps)
+    assert save(again.state()) == result.state
+
+
+@each_method
+def test_seed_decides(name: str) -> None:
+    result = fitted(name, 1)
+    repeat = fitted.__wrapped__(name, 1)
+    assert repeat.state == result.state
+    assert same(repeat.scores, result.scores)
+    assert same(repeat.maps, result.maps)
+    other = fitted(name, 1, seed=1)
+    equal = same(other.scores, result.scores) and same(other.maps, result.maps) and other.state == result.state
+    assert equal == METHODS[name].deterministic
+
+
+@each_method
+@each_kind
+def test_image_scores_alone_as_in_a_batch(name: str, channels: int) -> None:
+    result = fitted(name, channels)
+    images = pictures(TEST, channels, seed=2)
+    alone = [run(result.detector, images[i : i + 1]) for i in range(TEST)]
+    scores = np.concatenate([scores for scores, _ in alone])
+    np.testing.assert_allclose(scores, result.scores, rtol=1e-5)
+    assert np.array_equal(np.argsort(scores, kind="stable"), np.argsort(result.scores, kind="stable"))
+    if result.maps is not None:
+        maps = np.concatenate([maps for _, maps in alone if maps is not None])
+        np.testing.assert_allclose(maps, result.maps, rtol=1e-5, atol=1e-5 * np.abs(result.maps).max())
+
+
+@each_method
+def test_order_does_not_matter(name: str) -> None:
+    result = fitted(name, 1)
+    scores, maps = run(result.detector, pictures(TEST, 1, seed=2)[::-1])
+    np.testing.assert_allclose(scores[::-1], result.scores, rtol=1e-5)
+    if result.maps is not None:
+        assert maps is not None
+        np.testing.assert_allclose(maps[::-1], result.maps, rtol=1e-5, atol=1e-5 * np.abs(result.maps).max())
+
+
+@each_method
+@pytest.mark.parametrize("level", [0, 128, 255])
+def test_constant_images_give_finite_scores(name: str, level: int) -> None:
+    scores, maps = run(fitted(name, 1).detector, np.full((2, SIZE, SIZE), level, np.uint8))
+    assert np.isfinite(scores).all()
+    assert maps is None or np.isfinite(maps).all()
+
+
+@each_method
+def test_fits_on_constant_images(name: str) -> None:
+    detector = METHODS[name](METHODS[name].Params(), 0)
+    detector.fit(np.zeros((3, SIZE, SIZE), np.uint8))
+    scores, maps = run(detector, pictures(2, 1, seed=3))
+    assert np.isfinite(scores).all()
+    assert maps is None or np.isfinite(maps).all()
+
+
+@each_method
+def test_images_are_left_as_they_are_and_nothing_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("HOME", "XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    images = pictures(4, 1, seed=4)
+    before = images.copy()
+    images.flags.writeable = False  # as a memory-mapped file opened for reading
+    detector = METHODS[name](METHODS[name].Params(), 0)
+    detector.fit(images)
+    run(detector, images)
+    assert np.array_equal(images, before)
+    assert list(tmp_path.iterdir()) == []

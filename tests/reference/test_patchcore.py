@@ -1,0 +1,245 @@
+"""PatchCore against the paper's equations, worked out in plain numpy loops without the project's code."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import gaussian_filter
+
+from anomed import backbones
+from anomed.errors import AnomedError
+from anomed.methods.patchcore import PatchCore, image_score, k_center_greedy, nearest, spread
+
+SIZE = 48  # first level 6 x 6 patches of 3 channels, second level 3 x 3 of 5
+NEIGHBOURS = 3
+
+
+def levels_of(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Stand-in for a network: two small feature maps computed from the pixels, (3, 6, 6) and (5, 3, 3)."""
+    image = image.astype(np.float64) / 255
+    first = np.stack([image[k::8, k::8] ** (k + 1) for k in range(3)])
+    second = np.stack([np.sin(4 * image[k::16, 2 * k :: 16]) + k for k in range(5)])
+    return first * 10, second
+
+
+class StandIn:
+    """A backbone whose features are known."""
+
+    def features(self, images: np.ndarray, layers: list[str], batch_size: int) -> list[torch.Tensor]:
+        assert layers == ["blocks.2", "blocks.4"]
+        pairs = [levels_of(image) for image in images]
+        return [torch.from_numpy(np.stack(level).astype(np.float32)) for level in zip(*pairs, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def known_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbones, "load", lambda name, device: StandIn())
+
+
+def pixels(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIZE, SIZE), dtype=np.uint8)
+
+
+# The oracle. Section numbers are those of arXiv 2106.08265.
+
+
+def neighbourhood_mean(level: np.ndarray) -> np.ndarray:
+    """3.1: each position averaged over its 3 x 3 neighbourhood, zeros outside."""
+    channels, height, width = level.shape
+    out = np.zeros_like(level)
+    for c in range(channels):
+        for i in range(height):
+            for j in range(width):
+                for di in (-1, 0, 1):
+                    for dj in (-1, 0, 1):
+                        if 0 <= i + di < height and 0 <= j + dj < width:
+                            out[c, i, j] += level[c, i + di, j + dj] / 9
+    return out
+
+
+def bilinear(level: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resized with half-pixel centres, edges repeated; (C, h, w) to (C, height, width)."""
+    _, h, w = level.shape
+    out = np.zeros((len(level), height, width))
+    for i in range(height):
+        for j in range(width):
+            y = min(max((i + 0.5) * h / height - 0.5, 0), h - 1)
+            x = min(max((j + 0.5) * w / width - 0.5, 0), w - 1)
+            y0, x0 = int(y), int(x)
+            y1, x1 = min(y0 + 1, h - 1), min(x0 + 1, w - 1)
+            top = level[:, y0, x0] * (1 - (x - x0)) + level[:, y0, x1] * (x - x0)
+            bottom = level[:, y1, x0] * (1 - (x - x0)) + level[:, y1, x1] * (x - x0)
+            out[:, i, j] = top * (1 - (y - y0)) + bottom * (y - y0)
+    return out
+
+
+def patch_features(image: np.ndarray) -> np.ndarray:
+    """3.1: locally aware patch features of both levels on the first one's grid: (36, 8)."""
+    first, second = (neighbourhood_mean(level) for level in levels_of(image))
+    joined = np.concatenate([first, bilinear(second, *first.shape[1:])])
+    return joined.reshape(len(joined), -1).T
+
+
+def greedy_coreset(points: np.ndarray, count: int, start: int) -> list[int]:
+    """Algorithm 1: repeatedly the point whose nearest chosen one is farthest, from the full distance table."""
+    table = np.sqrt(((points[:, None] - points[None]) ** 2).sum(-1))
+    chosen = [start]
+    while len(chosen) < count:
+        gaps = [min(table[i, c] for c in chosen) if i not in chosen else -1 for i in range(len(points))]
+        chosen.append(int(np.argmax(gaps)))
+    return chosen
+
+
+def score_and_map(patches: np.ndarray, bank: np.ndarray, neighbours: int, sigma: float) -> tuple[float, np.ndarray]:
+    """Equations 6 and 7, and the map of 3.3."""
+    table = np.sqrt(((patches[:, None] - bank[None]) ** 2).sum(-1))
+    worst = int(np.argmax(table.min(axis=1)))
+    star = int(np.argmin(table[worst]))
+    s_star = table[worst, star]
+    around = np.argsort(np.sqrt(((bank - bank[star]) ** 2).sum(-1)), kind="stable")[:neighbours]
+    assert around[0] == star
+    weight = 1 - np.exp(s_star) / sum(np.exp(table[worst, k]) for k in around)
+    side = int(np.sqrt(len(patches)))
+    upsampled = bilinear(table.min(axis=1).reshape(1, side, side), SIZE, SIZE)[0]
+    return float(weight * s_star), gaussian_filter(upsampled, sigma, mode="mirror", truncate=4)
+
+
+def fitted(ratio: float, **params: Any) -> tuple[PatchCore, np.ndarray]:
+    images = pixels(6, seed=1)
+    settings: dict[str, Any] = {"coreset_ratio": ratio, "n_neighbors": NEIGHBOURS, "batch_size": 4, **params}
+    detector = PatchCore(PatchCore.Params(**settings), seed=0)
+    detector.fit(images)
+    return detector, np.concatenate([patch_features(image) for image in images])
+
+
+def test_bank_is_the_greedy_coreset() -> None:
+    detector, features = fitted(0.1)
+    bank = detector.state()["bank"]
+    assert bank.shape == (21, 8)  # int(0.1 x 216)
+    rows = [int(np.argmin(((features - entry) ** 2).sum(1))) for entry in bank]
+    assert np.abs(features[rows] - bank).max() < 1e-5
+    assert rows == greedy_coreset(features, 21, start=rows[0])
+
+
+def test_seed_moves_the_start() -> None:
+    starts = set()
+    for seed in range(4):
+        detector = PatchCore(PatchCore.Params(coreset_ratio=0.01), seed=seed)
+        detector.fit(pixels(6, seed=1))
+        starts.add(detector.state()["bank"][0].tobytes())
+    assert len(starts) > 1
+
+
+def test_scores_and_maps_follow_the_equations() -> None:
+    detector, _ = fitted(0.1)
+    bank = detector.state()["bank"].astype(np.float64)
+    images = pixels(5, seed=2)
+    images[3] = pixels(6, seed=1)[0]  # a train image: some of its patches lie in the bank
+    batches = list(detector.score(images))
+    scores = np.concatenate([scores for scores, _ in batches])
+    maps = np.concatenate([maps for _, maps in batches])
+    for image, score, map_ in zip(images, scores, maps, strict=True):
+        expected, expected_map = score_and_map(patch_features(image), bank, NEIGHBOURS, sigma=4)
+        assert score == pytest.approx(expected, rel=1e-5)
+        np.testing.assert_allclose(map_, expected_map, rtol=1e-4, atol=1e-5)
+
+
+def test_one_neighbour_or_one_entry_leaves_the_weight_out() -> None:
+    image = pixels(1, seed=3)
+    for detector in (fitted(0.1, n_neighbors=1)[0], fitted(0.001)[0]):
+        bank = detector.state()["bank"]
+        table = np.sqrt(((patch_features(image[0])[:, None] - bank[None]) ** 2).sum(-1))
+        [(scores, _)] = detector.score(image)
+        assert scores[0] == pytest.approx(table.min(axis=1).max(), rel=1e-5)
+
+
+def test_cap_and_projection() -> None:
+    detector, features = fitted(1.0, coreset_max=50, projection_dims=4)
+    bank = detector.state()["bank"]
+    assert bank.shape == (50, 8)  # features themselves are kept, not their projections
+    distances = np.sqrt(((features[:, None] - bank[None]) ** 2).sum(-1))
+    assert (distances.min(axis=0) < 1e-5).all()
+    assert len(np.unique(bank, axis=0)) == 50
+    random = features[np.random.default_rng(0).choice(len(features), 50, replace=False)]
+    radius = np.sqrt(((features[:, None] - random[None]) ** 2).sum(-1)).min(axis=1).max()
+    assert distances.min(axis=1).max() < radius  # covers the features better than a random subset
+
+
+def test_greedy_selection_on_many_shapes() -> None:
+    rng = np.random.default_rng(4)
+    for count, total, dims in ((1, 5, 2), (5, 5, 3), (12, 60, 4), (30, 90, 2)):
+        points = rng.normal(size=(total, dims))
+        start = int(rng.integers(total))
+        chosen = k_center_greedy(torch.from_numpy(points.astype(np.float32)), count, start)
+        assert chosen.tolist() == greedy_coreset(points.astype(np.float32).astype(np.float64), count, start)
+
+
+def test_greedy_selection_never_repeats_a_duplicate() -> None:
+    points = torch.full((7, 3), 0.1)
+    assert sorted(k_center_greedy(points, 7, 2).tolist()) == list(range(7))
+
+
+def test_distances_survive_cancellation() -> None:
+    """Far from the origin the expanded square loses everything in float32; distances must not."""
+    rng = np.random.default_rng(5)
+    bank = (1000 + rng.normal(size=(50, 6)) * 100).astype(np.float32)
+    patches = bank[[3, 8]] + np.array([[0.0], [0.25]], np.float32)
+    distances, entries = nearest(torch.from_numpy(patches), torch.from_numpy(bank))
+    assert entries.tolist() == [3, 8]
+    assert distances[0] == 0
+    assert float(distances[1]) == pytest.approx(0.25 * np.sqrt(6), rel=1e-3)
+
+
+def test_bank_is_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    bank, patches = (torch.from_numpy(rng.normal(size=(n, 4)).astype(np.float32)) for n in (23, 9))
+    whole = nearest(patches, bank)
+    monkeypatch.setattr("anomed.methods.patchcore.BANK_ROWS", 5)
+    chunked = nearest(patches, bank)
+    assert torch.equal(whole[0], chunked[0])
+    assert torch.equal(whole[1], chunked[1])
+
+
+def test_score_stays_finite_at_large_distances() -> None:
+    """exp(distance) overflows beyond 709 in float64; the softmax must not."""
+    bank = torch.tensor([[0.0], [1.0], [5.0]])
+    patches = torch.tensor([[1e5]])
+    distances, entries = nearest(patches, bank)
+    # m* = 5; distances to (5, 1) are 99995 and 99999: weight 1 - 1 / (1 + e^4)
+    expected = (1 - 1 / (1 + np.exp(4))) * 99995
+    assert image_score(patches, distances, entries, bank, 2) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cells", "size", "sigma"), [(6, 48, 4.0), (28, 224, 4.0), (4, 10, 4.0), (1, 8, 2.0), (5, 5, 0.0)]
+)
+def test_spread_is_upsampling_then_smoothing(cells: int, size: int, sigma: float) -> None:
+    scores = np.random.default_rng(7).normal(size=(cells, cells))
+    expected = bilinear(scores[None], size, size)[0]
+    if sigma:
+        expected = gaussian_filter(expected, sigma, mode="mirror", truncate=4)
+    matrix = spread(cells, size, sigma)
+    np.testing.assert_allclose(matrix @ scores @ matrix.T, expected, atol=1e-6)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-6)
+
+
+def test_too_much_memory_is_refused_before_the_features_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    many = np.broadcast_to(pixels(1, seed=8), (10_000, SIZE, SIZE))
+    detector = PatchCore(PatchCore.Params(max_memory_mb=15), seed=0)
+    with pytest.raises(AnomedError, match=r"10000 images of 36 patches need 15 MB .* raise max_memory_mb"):
+        detector.fit(many)
+    assert "need 15 MB" in capsys.readouterr().err
+
+
+def test_parameters_are_checked() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"coreset_ratio": 0.0}, "greater than 0"),
+        ({"n_neighbors": 0}, "greater than or equal to 1"),
+        ({"layers": []}, "at least 1 item"),
+        ({"backbone": "resnet18"}, "no backbone 'resnet18'; known: tf_efficientnet_lite0"),
+        ({"batch_size": 2.5}, "valid integer"),
+    ]
+    for bad, message in cases:
+        with pytest.raises(ValueError, match=message):
+            PatchCore.Params(**bad)

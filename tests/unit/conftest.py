@@ -1,0 +1,171 @@
+"""A small finished benchmark on disk, made through the real writers, for the tests of tables and reports."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anomed import predictions, records
+from anomed.manifest import Case, Pixels, Prepared, Writer
+from anomed.report import html, table
+
+DOMAIN = "brain_mri"
+NATIVE = (40, 56)
+METRICS = {
+    "image_auroc": ("Image AUROC", "image", "higher", "Probability that an abnormal image outscores a normal one."),
+    "pixel_ap": ("Pixel AP", "pixel", "higher", "Average precision over all pixels."),
+    "miss": ("Missed", "image", "lower", "Share of missed lesions."),
+}
+SEEDS = {"random": [0, 1, 2], "deep_svdd": [0], "label": [0, 1]}
+REASON = "no anomaly maps: the method does not localise"
+
+
+@dataclass
+class Benchmark:
+    """Folders of a finished benchmark, and its plan. `seeds` and `localises` describe the systems."""
+
+    root: Path
+    pathologies: list[str] = field(default_factory=lambda: ["tumour", "infarct", ""])
+    prefix: str = "test/Ungood/"
+    seeds: dict[str, list[int]] = field(
+        default_factory=lambda: {"random": [0, 1, 2], "deep_svdd": [0], "label": [0, 1]}
+    )
+    localises: dict[str, bool] = field(default_factory=lambda: {"label": False})
+    masks: bool = True
+    official: bool = False
+    domains: list[str] = field(default_factory=lambda: [DOMAIN])
+
+    def __post_init__(self) -> None:
+        for folder in ("prepared", "scores", "runs", "models", "results"):
+            setattr(self, folder, self.root / folder)
+
+    prepared: Path = field(init=False)
+    scores: Path = field(init=False)
+    runs: Path = field(init=False)
+    models: Path = field(init=False)
+    results: Path = field(init=False)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        systems = {s: {"seeds": k, "hash": records.digest(s)} for s, k in sorted(self.seeds.items())}
+        return {"domains": self.domains, "systems": systems, "order": list(self.seeds)}
+
+    def make(self) -> "Benchmark":
+        for domain in self.domains:
+            self.prepare(domain)
+            for system, seeds in self.seeds.items():
+                for seed in seeds:
+                    self.run(domain, system, seed)
+                    self.score(
+                        domain, system, seed, {"image_auroc": 0.25 + 0.25 * seed, "pixel_ap": 0.125, "miss": 0.5}
+                    )
+        return self
+
+    def prepare(self, domain: str) -> None:
+        generator = np.random.default_rng(3)
+        counts = {("train", 0): 4, ("valid", 0): 2, ("valid", 1): 2, ("test", 0): 5, ("test", 1): 9}
+        folder = self.prepared / domain
+        folder.mkdir(parents=True)
+        writer = Writer(folder, 32, False, self.masks, sum(counts.values()))
+        for (split, label), count in counts.items():
+            for number in range(count):
+                mask = np.zeros(NATIVE, bool)
+                mask[10 + number : 16 + number, 20:30] = bool(label)
+                image = np.clip(generator.normal(90, 10, NATIVE) + 90 * mask, 0, 255).astype(np.uint8)
+                prefix = self.prefix if label else f"{split}/good/"
+                name = f"{prefix if split == 'test' else split + '/'}{label}{number:02d}"
+                kind = self.pathologies[number % len(self.pathologies)] if label else ""
+                case = Case(name, name, split, label, f"{name}.png", lambda: Pixels(image, mask, ""), pathology=kind)  # noqa: B023
+                writer.add(case, Pixels(image, mask, "0" * 64))
+        note = "the released data" if self.official else "embedded synthetic data, not the released data"
+        known = {"duplicate_across_splits": 2} if self.official else {}
+        writer.close(
+            {
+                "domain": domain,
+                "title": "Brain",
+                "source": "x",
+                "official": self.official,
+                "note": note,
+                "problems": known,
+            }
+        )
+
+    def run(self, domain: str, system: str, seed: int) -> None:
+        prepared = Prepared(self.prepared / domain)
+        localises = self.localises.get(system, True)
+        facts = {"domain": domain, "system": system, "seed": seed, "data_hash": prepared.hash, "device": "cpu"}
+        parameters = {"method": {"implementation": system, "threshold": 0.5}, "files": {}}
+        for folder in (self.models, self.runs):
+            path = folder / domain / system / str(seed)
+            path.mkdir(parents=True)
+            with records.RunCard(**facts, parameters=parameters) as card:
+                if folder is self.runs:
+                    batches = self._batches(prepared, system, seed, localises)
+                    card.facts["maps"] = predictions.write(path, prepared, batches, localises)
+            card.warnings = [f"UserWarning: <b>{system}</b> warns"] if system == "random" else []
+            card.write(path)
+
+    def _batches(
+        self, prepared: Prepared, system: str, seed: int, localises: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        generator = np.random.default_rng([seed, *system.encode()])
+        for row in prepared.evaluated().row:
+            image = prepared.images[row].astype(np.float32)
+            noise = generator.uniform(0, 1, image.shape).astype(np.float32)
+            values = noise if system == "random" else image * 10 + noise
+            yield values.mean(keepdims=True)[0].astype(np.float64), values[None] if localises else None
+
+    def score(self, domain: str, system: str, seed: int, values: dict[str, float | str | None], **changes: Any) -> Path:
+        """Write a score file; a text instead of a value is the reason why there is none."""
+        path = self.scores / domain / system / f"{seed}.json"
+        if not self.localises.get(system, True) and "pixel_ap" in values:
+            values = {**values, "pixel_ap": REASON}
+        found = []
+        for name, value in values.items():
+            facts = dict(zip(("label", "level", "direction", "definition"), METRICS[name], strict=True))
+            outcome = {"value": None, "reason": value} if isinstance(value, str) else {"value": value, "reason": None}
+            counted = {"n": 14, "counts": {"normal": 5, "abnormal": 9}}
+            found.append({"metric": name, **outcome, **counted, **facts, "unit": "fraction", "version": 1})
+        hashes = {"manifest_hash": Prepared(self.prepared / domain).hash, "parameter_hash": records.digest(system)}
+        file = {"domain": domain, "system": system, "seed": seed, **hashes, "records": found}
+        records.write_json(path, {**file, **changes})
+        return path
+
+    def table(self) -> None:
+        table.build(self.plan, self.prepared, self.scores, self.runs, self.models, self.results)
+
+    def report(self) -> str:
+        """Build both, and return the page."""
+        self.table()
+        return self.page()
+
+    def page(self) -> str:
+        out = self.results / "report.html"
+        html.build(self.plan, self.prepared, self.runs, self.models, self.results, out)
+        return out.read_text("utf-8")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
+    """The default benchmark with its tables and its page; tests only read it."""
+    made = Benchmark(tmp_path_factory.mktemp("benchmark")).make()
+    made.report()
+    return made
+
+
+@pytest.fixture
+def copied(finished: Benchmark, tmp_path: Path) -> Benchmark:
+    """The default benchmark without its tables, for tests that change it."""
+    shutil.copytree(finished.root, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "results")
+    return Benchmark(tmp_path)
+
+
+@pytest.fixture
+def benchmark(tmp_path: Path) -> Benchmark:
+    """A benchmark that is yet to be made."""
+    return Benchmark(tmp_path)

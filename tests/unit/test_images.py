@@ -1,0 +1,203 @@
+"""PNGs in: what is accepted, what is refused and with which words, and that no axis is swapped."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from anomed import images
+from anomed.images import ImageProblem
+
+
+def png(array: np.ndarray, mode: str | None = None) -> bytes:
+    """Bytes of a PNG, written by Pillow, optionally converted to `mode` first."""
+    buffer = io.BytesIO()
+    image = Image.fromarray(array)
+    (image.convert(mode) if mode else image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def header(width: int, height: int, depth: int, colour: int) -> bytes:
+    return images._PNG + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+
+
+def rgba(rgb: np.ndarray, alpha: int = 255) -> np.ndarray:
+    return np.concatenate([rgb, np.full((*rgb.shape[:2], 1), alpha, np.uint8)], axis=2)
+
+
+@pytest.fixture
+def ramp() -> np.ndarray:
+    """All 256 levels on a 16 x 48 image that is not its own transpose or flip."""
+    return np.random.default_rng(1).permutation(np.repeat(np.arange(256, dtype=np.uint8), 3)).reshape(16, 48)
+
+
+def test_bone_table_is_that_of_matplotlib() -> None:
+    from matplotlib import colormaps
+
+    written = colormaps["bone"](np.arange(256), bytes=True)[:, :3]
+    np.testing.assert_array_equal(images.bone_colours(), written)
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_bone_is_inverted_exactly_on_all_levels(ramp: np.ndarray, alpha: bool) -> None:
+    coloured = images.bone_colours()[ramp]
+    data = png(rgba(coloured) if alpha else coloured)
+    np.testing.assert_array_equal(images.read_png(data, "x.png", colour=False), ramp)
+
+
+def test_bone_written_by_matplotlib_itself(ramp: np.ndarray) -> None:
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    imsave(buffer, ramp, cmap="bone", format="png")
+    np.testing.assert_array_equal(images.read_png(buffer.getvalue(), "x.png", colour=False), ramp)
+
+
+def test_bone_off_by_two_is_read_and_off_by_three_is_refused() -> None:
+    level = 100
+    colour = images.bone_colours()[level].astype(int)
+    near = np.tile(np.add(colour, [1, 1, 1]).astype(np.uint8), (4, 5, 1))
+    assert np.abs(images.read_png(png(near), "x.png", False).astype(int) - level).max() <= 1
+    edge = np.tile(np.add(images.bone_colours()[0], [0, 0, 2]).astype(np.uint8), (4, 5, 1))
+    assert images.read_png(png(edge), "x.png", False).max() <= 2
+    far = np.tile(np.add(colour, [3, -3, 3]).astype(np.uint8), (4, 5, 1))
+    with pytest.raises(
+        ImageProblem, match=r"a/x\.png: not_grey: found RGB \(.*\) at row 0, column 0 \(20 of 20 pixels\)"
+    ):
+        images.read_png(png(far), "a/x.png", False)
+
+
+def test_one_coloured_pixel_in_a_grey_image_is_named(ramp: np.ndarray) -> None:
+    array = np.repeat(ramp[..., None], 3, axis=2)
+    array[3, 7] = (200, 10, 10)
+    with pytest.raises(ImageProblem, match=r"not_grey: .*save it as 8-bit grey"):
+        images.read_png(png(array), "x.png", False)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_grey_domain_reads_every_grey_encoding_alike(ramp: np.ndarray, mode: str) -> None:
+    image = images.read_png(png(ramp, mode), "x.png", colour=False)
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, ramp)
+
+
+def test_colour_domain(ramp: np.ndarray) -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (5, 9, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(images.read_png(png(colour), "x.png", True), colour)
+    np.testing.assert_array_equal(images.read_png(png(rgba(colour)), "x.png", True), colour)
+    np.testing.assert_array_equal(images.read_png(png(ramp), "x.png", True), np.repeat(ramp[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_what_is_written_is_read_back(ramp: np.ndarray, colour: bool) -> None:
+    image = np.stack([ramp, 255 - ramp, ramp // 2], axis=2) if colour else ramp
+    np.testing.assert_array_equal(images.decode_png(images.encode_png(image), "x"), image)
+
+
+REFUSED = {
+    "16-bit": (lambda a: png(a.astype(np.uint16) * 257), "bit_depth: found 16-bit grey, expected a PNG, 8-bit grey"),
+    "palette": (lambda a: png(a, "P"), r'palette: found 8-bit palette, .*convert\("RGB"\)\.save'),
+    "grey and alpha": (lambda a: png(a, "LA"), r'grey_alpha: found 8-bit grey with alpha, .*convert\("L"\)\.save'),
+    "1-bit": (lambda a: png(a > 9), "bit_depth: found 1-bit grey, expected a PNG, 8-bit grey"),
+    "16-bit RGB": (
+        lambda a: header(1, 1, 16, 2) + chunk(b"IDAT", zlib.compress(bytes(7))) + chunk(b"IEND", b""),
+        "bit_depth: found 16-bit RGB",
+    ),
+    "transparent": (
+        lambda a: png(rgba(np.repeat(a[..., None], 3, 2), 254)),
+        "transparent_image: found alpha as low as 254, expected alpha 255 everywhere",
+    ),
+    "truncated": (lambda a: png(a)[:-40], r"truncated_png: found \d+ bytes and no end"),
+    "without end": (lambda a: png(a)[:-12], "truncated_png"),
+    "cut in the header": (lambda a: png(a)[:20], "truncated_png: found 20 bytes and no end"),
+    "a flipped bit": (
+        lambda a: (d := bytearray(png(a)), d.__setitem__(60, d[60] ^ 1))[0],
+        "damaged_png: found a wrong checksum in chunk 'IDAT'",
+    ),
+    "no pixels": (lambda a: header(48, 16, 8, 0) + chunk(b"IEND", b""), "damaged_png: found pixels that do not decode"),
+    "pixels that are no stream": (
+        lambda a: header(48, 16, 8, 0) + chunk(b"IDAT", b"nonsense") + chunk(b"IEND", b""),
+        "damaged_png: found pixels that do not decode",
+    ),
+    "zero size": (lambda a: header(0, 3, 8, 0) + chunk(b"IEND", b""), "zero_size: found 3 x 0 pixels"),
+    "bomb": (
+        lambda a: header(60000, 60000, 8, 0) + chunk(b"IDAT", b"") + chunk(b"IEND", b""),
+        "too_large: found 60000 x 60000 pixels, expected at most 67,108,864 pixels",
+    ),
+    "JPEG": (lambda a: b"\xff\xd8\xff\xe0" + bytes(50), "not_a_png: found a JPEG, .*renaming a file does not change"),
+    "empty": (lambda a: b"", "not_a_png: found an empty file"),
+    "transparent colour": (
+        lambda a: png(a)[:33] + chunk(b"tRNS", b"\0\3") + png(a)[33:],
+        "transparent_colour: found 8-bit grey with a transparent colour",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("colour", [False, True])
+def test_refused_images(ramp: np.ndarray, name: str, colour: bool) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(ImageProblem, match=f"^test/good/img/a.png: {message}"):
+        images.read_png(bytes(make(ramp)), "test/good/img/a.png", colour)
+
+
+@pytest.fixture
+def mask() -> np.ndarray:
+    mask = np.zeros((20, 30), bool)
+    mask[2:9, 11:28] = True
+    return mask
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA"])
+@pytest.mark.parametrize("level", [1, 59, 122, 255])
+def test_mask_is_any_level_above_zero(mask: np.ndarray, mode: str, level: int) -> None:
+    data = png(mask) if mode == "1" else png(mask.astype(np.uint8) * level, mode)
+    read = images.read_mask(data, "m.png")
+    assert read.dtype == bool
+    np.testing.assert_array_equal(read, mask)
+
+
+def test_colour_mapped_mask_with_three_levels(mask: np.ndarray) -> None:
+    levels = np.where(mask, np.resize([59, 122, 255], mask.shape), 0).astype(np.uint8)
+    data = png(rgba(images.bone_colours()[levels]))
+    np.testing.assert_array_equal(images.read_mask(data, "m.png"), mask)
+
+
+def test_one_colour_channel_is_enough_and_alpha_is_none(mask: np.ndarray) -> None:
+    colour = np.zeros((*mask.shape, 3), np.uint8)
+    colour[..., 2] = mask
+    np.testing.assert_array_equal(images.read_mask(png(rgba(colour)), "m.png"), mask)
+    assert not images.read_mask(png(rgba(colour * 0)), "m.png").any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: png(m.astype(np.uint8), "P"), "palette: found 8-bit palette, expected a PNG, grey"),
+        (lambda m: png(m.astype(np.uint16)), "bit_depth: found 16-bit grey"),
+        (lambda m: png(m.astype(np.uint8), "LA"), "grey_alpha"),
+        (lambda m: png(m)[:-30], "truncated_png"),
+        (
+            lambda m: png(rgba(np.repeat(m[..., None].astype(np.uint8), 3, 2), 0)),
+            "transparent_mask: found 119 coloured but fully transparent pixels",
+        ),
+    ],
+)
+def test_refused_masks(mask: np.ndarray, make, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ImageProblem, match=f"^m.png: {message}"):
+        images.read_mask(make(mask), "m.png")
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_masks_of_few_bits(bits: int) -> None:
+    rows = bytes([0, 0b00011000, 0b00000001, 0, 0, 0b10000000])  # filter byte and two bytes, twice
+    data = header(16 // bits, 2, bits, 0) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    bits_of = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(2, 3)[:, 1:], axis=1)
+    np.testing.assert_array_equal(images.read_mask(data, "m.png"), bits_of.reshape(2, -1, bits).any(axis=2))

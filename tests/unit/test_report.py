@@ -1,0 +1,220 @@
+"""The page: its numbers are the records', its pictures share one scale, and nothing from data becomes markup."""
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from anomed import records
+from anomed.errors import AnomedError
+from anomed.manifest import Prepared
+from anomed.predictions import Predictions
+from anomed.report import figures
+
+REASON = "no anomaly maps: the method does not localise"
+VOID = {"meta", "link", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Tables as lists of rows of cell texts, every tag with its attributes; checks that tags are balanced."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += " ".join(data.split())
+
+
+def page_of(made: Any) -> str:
+    return str((made.results / "report.html").read_text("utf-8"))
+
+
+def pixels(uri: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB"))
+
+
+def test_numbers_are_those_of_the_records(finished: Any) -> None:
+    page = Page(page_of(finished))
+    assert page.tables[0] == [
+        ["system", "seeds", "Image AUROC ↑", "Pixel AP ↑", "Missed ↓"],
+        ["random", "3", "0.5000", "± 0.2500", "0.1250", "± 0.0000", "0.5000", "± 0.0000"],
+        ["deep_svdd", "1", "0.2500", "", "0.1250", "", "0.5000", ""],
+        ["label", "2", "0.3750", "± 0.1768", "–1", "", "0.5000", "± 0.0000"],
+    ]
+
+
+def test_scores_under_the_pictures_are_those_of_the_run(finished: Any) -> None:
+    page = Page(page_of(finished))
+    run = Predictions(finished.runs / "brain_mri/random/0")
+    scores = run.scores.set_index("image_id").score
+    prepared = Prepared(finished.prepared / "brain_mri")
+    normal = scores[prepared.table.image_id[(prepared.table.split == "test") & (prepared.table.label == 0)]]
+    strip = page.tables[1]
+    assert [head.partition("seed")[0] for head in strip[0]] == ["image", "truth", "random", "deep_svdd"]
+    assert len(strip) == 1 + 6 + 3
+    for row in strip[1:]:
+        image_id = re.search(r"test/\S+", row[0])
+        assert image_id is not None
+        score = scores[image_id[0]]
+        assert row[2] == f"score {score:.4g}above {100 * (normal < score).mean():.0f} % of test normals"
+
+
+def test_an_empty_cell_has_its_reason_and_a_silent_system_is_named(finished: Any) -> None:
+    text = page_of(finished)
+    assert ("td", {"class": "mean", "title": REASON}) in Page(text).tags
+    assert f"<sup>1</sup> {REASON}." in " ".join(text.split())
+    assert "No maps from label: it gives image scores only." in text
+
+
+def test_the_page_says_that_embedded_data_reproduce_nothing(finished: Any) -> None:
+    clause = "embedded synthetic data, not the released data; reproduces no published number."
+    assert f'<p class="note"><strong class="name">brain_mri</strong>: {clause}</p>' in page_of(finished)
+
+
+def test_the_page_of_released_data_prints_their_known_problems(benchmark: Any) -> None:
+    benchmark.official = True
+    text = benchmark.make().report()
+    assert "not the released data" not in text
+    assert "Warning: known problem of these data: duplicate across splits (2)." in text
+
+
+def test_text_from_data_is_no_markup(benchmark: Any) -> None:
+    hostile = '<script>alert("1")</script>'
+    benchmark.pathologies, benchmark.prefix = [hostile], "test/Ungood/<img src=x onerror=alert(2)>"
+    benchmark.seeds = {"random": [0], "a<b>&c": [0]}
+    text = benchmark.make().report()
+    page = Page(text)
+    assert "<script" not in text
+    assert {tag for tag, _ in page.tags} & {"script", "b", "iframe"} == set()
+    assert any(hostile in row[0] for row in page.tables[1])
+    assert any("<img src=x onerror=alert(2)>" in row[0] for row in page.tables[1])
+    assert page.tables[0][2][0] == "a<b>&c"
+    assert "&lt;b&gt;random&lt;/b&gt; warns" in text  # a warning of the run card
+
+
+def test_the_page_needs_nothing_from_outside(finished: Any) -> None:
+    page = Page(page_of(finished))
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "#").startswith(("data:", "#")), (tag, attributes[name])
+        assert not any(name.startswith("on") for name in attributes)
+        assert tag != "img" or attributes["alt"]
+    assert "url(" not in page_of(finished)
+
+
+def test_provenance_names_parameters_data_code_and_command(finished: Any) -> None:
+    text = page_of(finished)
+    card = records.read_json(finished.runs / "brain_mri/deep_svdd/0/run.json")
+    expected = [card["data_hash"], card["code"]["sha256"][:12], f"numpy {np.__version__}", "snakemake --cores all"]
+    for word in expected:
+        assert word in text
+    assert ["deep_svdd", json.dumps(card["parameters"], sort_keys=True)] in [row[:2] for row in Page(text).tables[-1]]
+
+
+def test_the_same_page_every_time(finished: Any) -> None:
+    before = page_of(finished)
+    assert finished.report() == before
+
+
+def test_a_table_of_other_parameters_is_refused(copied: Any) -> None:
+    copied.table()
+    path, hash_ = copied.results / "scores.csv", records.digest("label")
+    path.write_text(path.read_text().replace(hash_, "0" * 64))
+    with pytest.raises(AnomedError, match=f"label, seed 0.: parameter_hash is {'0' * 64}, expected {hash_}: "):
+        copied.page()
+
+
+def test_a_table_of_another_plan_is_refused(copied: Any) -> None:
+    copied.table()
+    copied.seeds = {"random": [0, 1]}
+    with pytest.raises(AnomedError, match=r"its runs are not those of the plan, first at .*; run `anomed table` again"):
+        copied.page()
+
+
+def test_runs_on_other_data_are_refused(copied: Any) -> None:
+    path = copied.runs / "brain_mri/deep_svdd/0/run.json"
+    records.write_json(path, {**records.read_json(path), "data_hash": "0" * 64})
+    with pytest.raises(AnomedError, match=f"deep_svdd/0: data_hash is {'0' * 64}, expected .* the prepared data"):
+        copied.report()
+
+
+def test_a_domain_without_masks_shows_maps_and_no_truth(benchmark: Any) -> None:
+    benchmark.masks = False
+    page = Page(benchmark.make().report())
+    assert [head.partition("seed")[0] for head in page.tables[1][0]] == ["image", "random", "deep_svdd"]
+    assert len(page.tables[1]) == 1 + 6 + 3
+
+
+def test_images_are_spread_over_pathologies(finished: Any) -> None:
+    prepared = Prepared(finished.prepared / "brain_mri")
+    shown = figures.pick(prepared, prepared.table.image_id)
+    assert shown.pathology.tolist() == ["", "", "infarct", "infarct", "tumour", "tumour", "", "", ""]
+    assert shown.label.tolist() == [1] * 6 + [0] * 3
+    assert set(shown.split) == {"test"}
+    assert shown.image_id.is_unique
+    few = figures.pick(prepared, ["test/Ungood/104", "test/good/001", "train/000"])
+    assert few.image_id.tolist() == ["test/Ungood/104", "test/good/001"]
+
+
+def test_the_scale_is_that_of_all_maps_of_the_run(finished: Any) -> None:
+    run = Predictions(finished.runs / "brain_mri/deep_svdd/0")
+    values = np.sort(np.stack([run.map(row) for row in range(18)]), axis=None)
+    scale = figures.scale(run)
+    low, high = np.quantile(values, figures.QUANTILES, method="inverted_cdf")
+    assert (scale.low, scale.high, scale.smallest, scale.largest) == (low, high, values[0], values[-1])
+
+
+def test_equal_values_have_equal_colours_in_every_map_of_a_run() -> None:
+    scale = figures.Scale(-2.0, 6.0, -3.0, 9.0)
+    rising = np.linspace(-3, 9, 144, dtype=np.float32).repeat(144).reshape(144, 144)
+    flat = np.full((144, 144), rising[50, 0], np.float32)
+    one, other = (pixels(figures.heat(values, (144, 144), scale)) for values in (rising, flat))
+    assert (other == one[50]).all()
+    assert (one[49] != one[50]).any()
+    low, high = pixels(figures.colour_bar())[0, [0, -1]]
+    assert (one[:12] == low).all()  # below and above the scale: its ends
+    assert (one[109:] == high).all()
+    assert high.sum() > low.sum()  # a higher score is brighter
+
+
+def test_a_constant_map_has_the_lowest_colour() -> None:
+    picture = pixels(figures.heat(np.ones((8, 8), np.float32), (40, 40), figures.Scale(1.0, 1.0, 1.0, 1.0)))
+    assert (picture == pixels(figures.colour_bar())[0, 0]).all()
+
+
+def test_the_outline_of_the_smallest_lesion_is_visible_and_leaves_it_free() -> None:
+    mask = np.zeros((600, 800), bool)
+    mask[300, 400] = True
+    picture = pixels(figures.photo(np.full((600, 800), 77, np.uint8), mask))
+    assert picture.shape == (144, 192, 3)
+    drawn = (picture == figures.OUTLINE).all(axis=2)
+    assert drawn.sum() == 4
+    assert not drawn[72, 96]
+    assert (picture[~drawn] == 77).all()

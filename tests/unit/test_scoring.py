@@ -1,0 +1,274 @@
+"""Scoring: records and curves of a run, native grids, what is excluded, what is refused."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paths import ROOT
+from sklearn.metrics import average_precision_score, roc_auc_score
+from tiny_domain import domain, noise, run
+
+from anomed import records
+from anomed.errors import AnomedError
+from anomed.images import upsample
+from anomed.manifest import Prepared
+from anomed.metrics.declare import METRICS, metric
+from anomed.predictions import Predictions
+from anomed.scoring import score
+
+COUNTS = {("train", 0): 2, ("valid", 0): 2, ("valid", 1): 3, ("test", 0): 4, ("test", 1): 5}
+PARAMETERS: dict[str, Any] = {"method": {"implementation": "test"}, "metrics": {"aupro_limit": 0.3}}
+NAMES = ["image_auroc", "image_ap", "pixel_auroc", "pixel_ap", "pixel_aupro"]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    return domain(tmp_path / "data", COUNTS)
+
+
+def scored(folder: Path, prepared: Prepared, parameters: dict[str, Any] = PARAMETERS) -> dict[str, Any]:
+    """The score file of a run, its records by metric."""
+    out = folder.parent / "scores" / f"{folder.name}.json"
+    score(folder, prepared.folder, parameters, out)
+    found = json.loads(out.read_text())
+    return {**found, "records": {record["metric"]: record for record in found["records"]}}
+
+
+def oracle(prepared: Prepared) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Scores = labels; maps = masks on one grid of 40 x 40, into whose corner every native grid fits."""
+    for row in prepared.evaluated().itertuples():
+        whole = np.zeros((1, 40, 40), np.float32)
+        mask = prepared.mask(int(row.mask_row))
+        whole[0, : mask.shape[0], : mask.shape[1]] = mask
+        yield np.array([float(row.label)]), whole
+
+
+def test_an_oracle_reaches_one_on_every_metric(tmp_path: Path) -> None:
+    prepared = domain(tmp_path / "data", COUNTS, native=[(40, 40)])
+    found = scored(run(tmp_path / "oracle", prepared, oracle(prepared)), prepared)
+    assert {name: record["value"] for name, record in found["records"].items()} == dict.fromkeys(NAMES, 1.0)
+
+
+def test_a_constant_is_at_chance(prepared: Prepared, tmp_path: Path) -> None:
+    batches = [(np.zeros(14), np.full((14, 9, 9), 0.1, np.float32))]
+    found = scored(run(tmp_path / "constant", prepared, batches), prepared)["records"]
+    assert (found["image_auroc"]["value"], found["pixel_auroc"]["value"]) == (0.5, 0.5)
+    assert found["image_ap"]["value"] == pytest.approx(5 / 9)
+    assert found["pixel_aupro"]["value"] == pytest.approx(0.15)
+
+
+def test_records_say_what_they_are(prepared: Prepared, tmp_path: Path) -> None:
+    found = scored(
+        run(tmp_path / "random", prepared, noise(prepared), domain="tiny", system="random", seed=3), prepared
+    )
+    assert {key: found[key] for key in ("domain", "system", "seed")} == {
+        "domain": "tiny",
+        "system": "random",
+        "seed": 3,
+    }
+    assert found["manifest_hash"] == prepared.hash
+    assert found["parameter_hash"] == records.digest(PARAMETERS)
+    assert list(found["records"]) == NAMES
+    keys = {"metric", "label", "level", "value", "reason", "n", "counts", "unit", "direction", "definition", "version"}
+    for name, record in found["records"].items():
+        assert set(record) == keys
+        assert 0 < record["value"] < 1, name
+        assert (record["reason"], record["n"], record["direction"], record["unit"]) == (None, 9, "higher", "fraction")
+    assert found["records"]["image_ap"]["counts"] == {"normal": 4, "abnormal": 5}
+    test = prepared.table[prepared.table.split == "test"]
+    masks = [prepared.mask(int(row)) for row in test.mask_row]
+    lesion = sum(int(mask.sum()) for mask in masks)
+    counts = {"normal": sum(mask.size for mask in masks) - lesion, "abnormal": lesion, "regions": 10, "excluded": 0}
+    assert found["records"]["pixel_aupro"]["counts"] == counts
+
+
+def test_pixels_are_judged_on_their_native_grids(prepared: Prepared, tmp_path: Path) -> None:
+    """Against scikit-learn on the float32 maps, upsampled: four native sizes, none that of the maps."""
+    folder = run(tmp_path / "random", prepared, noise(prepared))
+    found = scored(folder, prepared)["records"]
+    table, maps = prepared.evaluated(), np.concatenate([maps for _, maps in noise(prepared)])
+    test = table.index[table.split == "test"]
+    masks = [prepared.mask(int(table.mask_row[place])) for place in test]
+    assert {mask.shape for mask in masks} == {(24, 40), (33, 17), (16, 16), (40, 24)}
+    truth = np.concatenate([mask.ravel() for mask in masks])
+    exact = np.concatenate([upsample(maps[i], *mask.shape).ravel() for i, mask in zip(test, masks, strict=True)])
+    assert found["pixel_auroc"]["value"] == pytest.approx(roc_auc_score(truth, exact), abs=1e-4)
+    assert found["pixel_ap"]["value"] == pytest.approx(average_precision_score(truth, exact), abs=1e-3)
+    scores = Predictions(folder).scores.score[test]
+    assert found["image_auroc"]["value"] == pytest.approx(roc_auc_score(table.label[test], scores), abs=1e-12)
+    assert found["image_ap"]["value"] == pytest.approx(average_precision_score(table.label[test], scores), abs=1e-12)
+
+
+def test_maps_on_the_native_grid_are_taken_as_coded(tmp_path: Path) -> None:
+    prepared = domain(tmp_path / "data", COUNTS, native=[(12, 20)])
+    folder = run(tmp_path / "random", prepared, noise(prepared))
+    found = scored(folder, prepared)["records"]
+    read, table = Predictions(folder), prepared.evaluated()
+    test = table.index[table.split == "test"]
+    assert read.maps is not None
+    truth = np.stack([prepared.mask(int(table.mask_row[place])) for place in test])
+    assert found["pixel_auroc"]["value"] == pytest.approx(
+        roc_auc_score(truth.ravel(), read.maps[test].ravel()), abs=1e-12
+    )
+
+
+def test_the_test_split_alone_counts(prepared: Prepared, tmp_path: Path) -> None:
+    scores, maps = (np.concatenate(part) for part in zip(*noise(prepared), strict=True))
+    before = scored(run(tmp_path / "a", prepared, [(scores, maps)]), prepared)["records"]
+    valid = np.arange(14) < 5
+    swapped = np.where(valid, scores[::-1], scores)
+    moved = maps.copy()
+    moved[:5] = maps[4::-1]
+    after = scored(run(tmp_path / "b", prepared, [(swapped, moved)]), prepared)["records"]
+    assert before == after
+
+
+def test_images_of_unknown_truth_are_excluded_and_counted(tmp_path: Path) -> None:
+    prepared = domain(tmp_path / "data", COUNTS, unknown=["test/1/0", "test/1/3"])
+    found = scored(run(tmp_path / "random", prepared, noise(prepared)), prepared)["records"]
+    assert found["image_auroc"]["n"] == 9
+    assert found["pixel_auroc"]["n"] == 7
+    assert found["pixel_auroc"]["counts"]["excluded"] == 2
+    assert found["pixel_auroc"]["value"] is not None
+
+
+@pytest.mark.parametrize(
+    ("masks", "maps", "unknown", "counts", "reason"),
+    [
+        (False, True, (), COUNTS, "the domain has no pixel truth"),
+        (True, False, (), COUNTS, "the system does not localise"),
+        (True, True, ("test/1/0",), {("valid", 1): 2, ("test", 1): 1}, "no test image has pixel truth"),
+        (True, True, (), {("valid", 1): 2, ("test", 0): 2}, "one class only: no abnormal pixel among 1521"),
+    ],
+)
+def test_what_cannot_be_computed_is_null_with_the_reason(
+    tmp_path: Path, masks: bool, maps: bool, unknown: tuple[str, ...], counts: dict[tuple[str, int], int], reason: str
+) -> None:
+    prepared = domain(tmp_path / "data", counts, masks, unknown)
+    batches = noise(prepared) if maps else ((scores, None) for scores, _ in noise(prepared))
+    found = scored(run(tmp_path / "run", prepared, batches, maps), prepared)["records"]
+    for name in NAMES[2:]:
+        assert (found[name]["value"], found[name]["reason"]) == (None, reason)
+    if not any(split == "test" and label for split, label in counts):
+        assert found["image_ap"]["reason"] == "one class only: no abnormal image among 2"
+    with np.load(tmp_path / "scores" / "run.npz") as curves:
+        assert not [name for name in curves if name.startswith("pixel")]
+
+
+def test_a_missing_map_is_a_reason(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    text = (folder / "scores.csv").read_text().splitlines()
+    text[-1] = text[-1].rpartition(",")[0] + ","  # the last image loses its map
+    (folder / "scores.csv").write_text("\n".join(text) + "\n")
+    np.save(folder / "maps.npy", np.load(folder / "maps.npy")[:-1])
+    found = scored(folder, prepared)["records"]
+    reason = "no map for 1 of 9 test images with pixel truth, the first is test/1/4"
+    assert (found["pixel_ap"]["value"], found["pixel_ap"]["reason"]) == (None, reason)
+    assert found["image_ap"]["value"] is not None
+
+
+def test_curves_lie_beside_the_records(prepared: Prepared, tmp_path: Path) -> None:
+    scored(run(tmp_path / "run", prepared, noise(prepared)), prepared)
+    with np.load(tmp_path / "scores" / "run.npz") as curves:
+        assert sorted(curves) == ["image_pr", "image_roc", "pixel_pr", "pixel_pro", "pixel_roc"]
+        for name in curves:
+            assert curves[name].dtype == np.float32
+            assert curves[name].shape[0] == 2
+            assert curves[name].shape[1] <= 513
+
+
+def test_equal_input_gives_equal_bytes(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    written = []
+    for name in ("a", "b"):
+        score(folder, prepared.folder, PARAMETERS, tmp_path / name / "0.json")
+        written.append([(tmp_path / name / file).read_bytes() for file in ("0.json", "0.npz")])
+    assert written[0] == written[1]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["0.json", "0.npz"]
+    with zipfile.ZipFile(tmp_path / "a" / "0.npz") as archive:
+        assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_the_limit_of_aupro_is_a_parameter(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    usual = scored(folder, prepared)
+    other = scored(folder, prepared, {**PARAMETERS, "metrics": {"aupro_limit": 1.0}})
+    assert usual["parameter_hash"] != other["parameter_hash"]
+    values = [found["records"]["pixel_aupro"]["value"] for found in (usual, other)]
+    assert values[0] < values[1]
+    assert "rate of 0 to 1.0," in other["records"]["pixel_aupro"]["definition"]
+
+
+def test_one_decorated_function_is_a_new_metric(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anomed.metrics.declare.METRICS", dict(METRICS))
+
+    @metric(name="spread", label="Spread", level="image", definition="Range of the scores.", source="test", high=99.0)
+    def spread(scores: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.ptp(scores))
+
+    found = scored(run(tmp_path / "run", prepared, noise(prepared)), prepared)["records"]
+    assert list(found) == [*NAMES[:2], "spread", *NAMES[2:]]
+    assert found["spread"]["value"] > 0
+
+
+def test_other_images_are_refused_with_the_first_difference(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    lines = [line.rpartition(",")[0] + "," for line in (folder / "scores.csv").read_text().splitlines()]
+    lines[0] = "image_id,score,map_row"
+    cases = {
+        "found test/0/1 in row 6, expected test/0/0 as in": [*lines[:6], lines[7], lines[6], *lines[8:]],
+        "found the end in row 14, expected test/1/4 as in": lines[:-1],
+        "found more in row 15, expected the end as in": [*lines, "more,0,"],
+    }
+    for message, changed in cases.items():
+        (folder / "scores.csv").write_text("\n".join(changed) + "\n")
+        with pytest.raises(AnomedError, match=message):
+            scored(folder, prepared)
+    assert not (tmp_path / "scores").exists()
+
+
+def test_data_prepared_anew_are_refused(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared), data_hash="f" * 64)
+    with pytest.raises(AnomedError, match=r"run\.json: found data_hash ffffffffffff, expected .* run predict again"):
+        scored(folder, prepared)
+    card = json.loads((folder / "run.json").read_text())
+    del card["data_hash"]
+    records.write_json(folder / "run.json", card)
+    with pytest.raises(AnomedError, match=r"run\.json: the key 'data_hash' is missing"):
+        scored(folder, prepared)
+
+
+def test_scoring_imports_no_network_library() -> None:
+    code = "import sys, anomed.scoring; print(sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'monai', 'timm', 'matplotlib', 'PIL'}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "['PIL']", "")
+
+
+@pytest.mark.parametrize(("small", "big"), [((7, 9), (31, 20)), ((28, 28), (240, 240)), ((64, 64), (30, 17)), ((1, 1), (5, 4)), ((8, 5), (8, 5))])  # fmt: skip
+def test_upsampling_equals_torch(small: tuple[int, int], big: tuple[int, int]) -> None:
+    """In float64: torch's own float32 source positions are off by up to 4e-6."""
+    import torch
+
+    scores = np.random.default_rng(0).random(small, np.float32)
+    found = upsample(scores, *big)
+    tensor = torch.from_numpy(scores)[None, None].double()
+    expected = torch.nn.functional.interpolate(tensor, size=big, mode="bilinear", align_corners=False)[0, 0].numpy()
+    assert found.dtype == np.float32
+    assert found.shape == big
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    assert (scores is found) == (small == big)
+
+
+@pytest.mark.parametrize("value", [0.1, -1e-30, 3.3e38])
+def test_a_constant_map_stays_constant(value: float) -> None:
+    assert np.unique(upsample(np.full((9, 9), value, np.float32), 24, 40)).tolist() == [np.float32(value)]

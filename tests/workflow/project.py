@@ -1,0 +1,111 @@
+"""A copy of the project in a temporary folder, small parameters, and ways to run Snakemake and DVC there for real."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from paths import ROOT
+
+COPIED = (
+    "Snakefile",
+    "params.yaml",
+    "dvc.yaml",
+    ".dvcignore",
+    ".gitignore",
+    ".dvc",
+    "workflow",
+    "profiles",
+    "src",
+    "data/cards",
+)
+BINARIES = Path(sys.executable).parent
+SMALL = {
+    "run": {"domains": ["brain_mri"], "systems": ["random", "constant", "intensity", "patchcore"], "seeds": [0, 1]},
+    "domains": {"brain_mri": {"source": "embedded", "subjects": 10, "size": 96}},
+}
+# What must be byte-identical however the run went.
+STABLE = ("scores/**/*", "results/table.*", "results/scores.csv")
+
+
+class Project:
+    """A working copy under `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name in COPIED:
+            source, target = ROOT / name, folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
+            else:
+                shutil.copy(source, target)
+        self.edit(lambda params: params.update(SMALL))
+
+    def edit(self, change: Callable[[dict], object]) -> None:
+        """Rewrite params.yaml."""
+        path = self.folder / "params.yaml"
+        params = yaml.safe_load(path.read_text())
+        change(params)
+        path.write_text(yaml.safe_dump(params, sort_keys=False))
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a program of the environment in a process group of its own, as a terminal would."""
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["PATH"] = os.pathsep.join([str(BINARIES), environment["PATH"]])
+        environment["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        return subprocess.Popen(
+            [str(BINARIES / command[0]), *command[1:]],
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def run(self, *command: str, fails: bool = False) -> str:
+        """Run to the end and return everything printed; asserts the kind of exit status."""
+        process = self.start(*command)
+        output, _ = process.communicate(timeout=420)
+        assert (process.returncode != 0) == fails, f"exit {process.returncode}\n{output[-6000:]}"
+        return output
+
+    def snakemake(self, *arguments: str, fails: bool = False) -> str:
+        return self.run("snakemake", "--cores", "2", *arguments, fails=fails)
+
+    def kill(self, process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
+        """kill -9 a process and all its children as soon as `when` holds."""
+        deadline = time.monotonic() + 300
+        while not when():
+            assert process.poll() is None, f"ended by itself: {process.communicate()[0][-4000:]}"
+            assert time.monotonic() < deadline, "never came to the point where it should be killed"
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+    def stable(self) -> dict[str, bytes]:
+        """The bytes of everything that must not depend on how the run went."""
+        return {
+            path.relative_to(self.folder).as_posix(): path.read_bytes()
+            for pattern in STABLE
+            for path in sorted(self.folder.glob(pattern))
+            if path.is_file()
+        }
+
+
+def jobs(output: str) -> set[str]:
+    """The jobs that a run or dry run names, as "rule" or "rule/domain/system/seed"."""
+    found = set()
+    for block in re.findall(r"^(?:local)?rule (\w+):\n((?: {4}.*\n)+)", output, flags=re.M):
+        rule, body = block
+        wildcards = re.search(r"wildcards: (.*)", body)
+        values = dict(pair.split("=") for pair in wildcards[1].split(", ")) if wildcards else {}
+        found.add("/".join([rule, *(values[k] for k in ("domain", "system", "seed") if k in values)]))
+    return found

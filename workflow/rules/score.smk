@@ -1,0 +1,22 @@
+# Predictions -> scores (contract 4).
+
+
+rule score:
+    input:
+        src=plan.code("score"),
+        data=lambda w: plan.prepared(w.domain),
+        run="runs/{domain}/{system}/{seed}",
+    output:
+        json="scores/{domain}/{system}/{seed}.json",
+        curves="scores/{domain}/{system}/{seed}.npz",
+    log:
+        "logs/score/{domain}/{system}/{seed}.log",
+    resources:
+        mem_mb=lambda w, attempt: 1500 * attempt,
+        runtime=lambda w, attempt: 60 * attempt,
+    params:
+        block=lambda w: plan.score_params(w.system),
+        data="data/prepared/{domain}",
+    shell:
+        "anomed score --run {input.run:q} --data {params.data:q} --params {params.block:q} --out {output.json:q}"
+        " > {log:q} 2>&1"
