@@ -83,7 +83,11 @@ def parser() -> argparse.ArgumentParser:
     def folder(sub: argparse.ArgumentParser, flag: str, meaning: str, **options: Any) -> None:
         sub.add_argument(flag, type=Path, metavar="DIR", help=meaning, required="default" not in options, **options)
 
-    device: dict[str, Any] = {"choices": ["auto", "cpu", "cuda"], "default": "auto", "help": "auto: CUDA if the job sees it"}
+    device: dict[str, Any] = {
+        "choices": ["auto", "cpu", "cuda"],
+        "default": "auto",
+        "help": "auto: CUDA if the job sees it",
+    }
 
     sub = command(_prepare, "turn a domain's raw data into a prepared domain")
     sub.add_argument("domain", help="its key in params.yaml")

@@ -1,6 +1,7 @@
 """The doctor command: what is installed, which device is used, which data and weights are present or missing."""
 
 import importlib.metadata
+import os
 import platform
 import shutil
 from pathlib import Path
@@ -88,7 +89,7 @@ def _device() -> tuple[str, str, str]:
         return "missing", "torch", "run `make setup`"
     if torch.cuda.is_available():
         return "ok", "cuda", torch.cuda.get_device_name(0)
-    return "ok", "cpu", f"{torch.get_num_threads()} threads; torch sees no CUDA device"
+    return "ok", "cpu", f"{os.cpu_count()} cores; torch sees no CUDA device"
 
 
 def _domain(plan: Plan, name: str) -> tuple[str, str, str]:

@@ -75,7 +75,8 @@ class Embedded(Source):
     `<work>/embedded/<domain>/` as a raw folder of a hospital (`sub-XX_flair.nii.gz`, `sub-XX_lesion.nii.gz`,
     `subjects.csv`), read back and cut into axial slices at the heights LEVELS.
 
-    A third of the heads are for training, all normal; valid and test hold other heads, normal and with lesions. A slice with at least MIN_AREA of lesion is abnormal; the other slices of a head with lesions are left out, since
+    A third of the heads are for training, all normal; valid and test hold other heads, normal and with lesions. A
+    slice with at least MIN_AREA of lesion is abnormal; the other slices of a head with lesions are left out, since
     they are neither. `pathology` is the kind of lesion, one of `embedded_brain.KINDS`.
     """
 

@@ -123,7 +123,7 @@ def _tumour(head: Head, centre: tuple[float, ...], radius: float) -> None:
 
 def _infarct(head: Head, centre: tuple[float, ...], radius: float) -> None:
     """An old infarct or cyst: a hole as dark as CSF with a thin rim of gliosis."""
-    window, rim = head.blob(centre, radius, 0.25, 4.0)
+    window, rim = head.blob(centre, radius, 0.2, 4.0)
     head.blend(window, 0.7 * rim, head.rng.uniform(0.7, 0.85))
     head.blend(window, np.clip(3 * rim - 1.6, 0, 1), head.rng.uniform(0.12, 0.28))
     head.mark(window, rim)
@@ -174,7 +174,7 @@ class Scanner:
     grey: float
     white: float
     water: float
-    fat: float  # low when the sequence suppresses fat
+    fat: float  # at least as bright as lesions: brightness alone must not find them
     noise: float
     bias: float
 
@@ -183,7 +183,7 @@ class Scanner:
         """The scanner `name` of the cohort `seed`."""
         rng = _generator(seed, f"scanner {name}")
         ranges = {"grey": (0.67, 0.75), "white": (0.56, 0.61), "water": (0.08, 0.16)}
-        ranges |= {"fat": (0.35, 1.05), "noise": (0.012, 0.026), "bias": (0.05, 0.09)}
+        ranges |= {"fat": (0.65, 1.15), "noise": (0.012, 0.026), "bias": (0.05, 0.09)}
         return cls(**{key: float(rng.uniform(*span)) for key, span in ranges.items()})
 
 
@@ -223,6 +223,7 @@ def synthesise(
     from scipy import ndimage
 
     rng, protocol = _generator(seed, subject), Scanner.draw(seed, scanner)
+    chance = _generator(seed, f"{subject} lesion")  # of its own, so that the same head exists with and without lesion
     points, mni = _scan(rng)
     for axis in mni:
         axis += 3.0 * _field(rng, SHAPE, 70.0)
@@ -232,9 +233,9 @@ def synthesise(
     for axis in mni:
         axis += 1.1 * _field(rng, SHAPE, 16.0)
     _swell(mni, _VENTRICLES, 32.0, rng.uniform(-0.15, 0.3))
-    radius = rng.uniform(14, 19)
-    side = -1 if rng.random() < 0.5 else 1
-    centre = (side * rng.uniform(26, 42), rng.uniform(-38, 40), rng.uniform(*LESION_Z) * 0.8 + 2)
+    radius = chance.uniform(14, 19)
+    side = -1 if chance.random() < 0.5 else 1
+    centre = (side * chance.uniform(26, 42), chance.uniform(-38, 40), chance.uniform(*LESION_Z) * 0.8 + 2)
     if kind in ("mass", "tumour"):  # the pull is defined where the lesion will be, in scanner space, then carried over
         pulled = [axis.copy() for axis in points]
         _swell(pulled, centre, 1.5 * radius, 0.8 if kind == "mass" else 0.4)
@@ -253,11 +254,11 @@ def synthesise(
     tissue = grey * protocol.grey + white * (protocol.white + rng.uniform(0.05, 0.3) * caps)
     outside = np.clip(1 - grey - white - csf, 0, 1) * _shell(rng, protocol, depth, np.asarray(below))
     intensity = tissue * texture + csf * protocol.water + outside
-    head = Head(rng, points, intensity, grey, white, csf, depth, np.zeros(SHAPE, bool))
+    head = Head(chance, points, intensity, grey, white, csf, depth, np.zeros(SHAPE, bool))
     if kind == "tumour":
         _tumour(head, centre, 0.75 * radius)
     elif kind == "infarct":
-        _infarct(head, head.pick((depth < -8) & (depth > -20) & (grey + white > 0.8)), 0.8 * radius)
+        _infarct(head, head.pick((depth < -8) & (depth > -20) & (grey + white > 0.8)), 0.85 * radius)
     elif kind == "mass":
         _mass(head, centre, radius)
     elif kind == "small":

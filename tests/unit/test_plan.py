@@ -1,0 +1,81 @@
+"""params → runs, and what each job depends on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from paths import ROOT
+
+from anomed import records
+from anomed.errors import AnomedError
+from anomed.plan import Plan
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    return yaml.safe_load((ROOT / "params.yaml").read_text())
+
+
+def test_systems_without_randomness_run_once(config: dict[str, Any]) -> None:
+    config["run"]["seeds"] = [3, 1]
+    runs = [(run.system, run.seed) for run in Plan(config).runs]
+    assert runs == [("random", 3), ("random", 1), ("constant", 3), ("intensity", 3), ("patchcore", 3), ("patchcore", 1)]
+
+
+def test_the_table_gets_the_order_of_run_and_the_hash_that_score_writes(config: dict[str, Any]) -> None:
+    config["run"]["systems"] = ["patchcore", "constant"]
+    plan = Plan(config)
+    given = json.loads(plan.table_params())
+    assert list(given["systems"]) == ["patchcore", "constant"]
+    assert given["systems"]["patchcore"]["hash"] == records.digest(json.loads(plan.score_params("patchcore")))
+
+
+def test_a_parameter_moves_the_hashes_of_its_system_alone(config: dict[str, Any]) -> None:
+    before = Plan(config)
+    config["methods"]["patchcore"]["n_neighbors"] = 4
+    after = Plan(config)
+    assert before.fit_params("patchcore") != after.fit_params("patchcore")
+    for same in ("intensity", "random"):
+        assert before.score_params(same) == after.score_params(same)
+    assert before.prepare_params("brain_mri") == after.prepare_params("brain_mri")
+
+
+def test_the_metric_block_moves_scores_and_not_models(config: dict[str, Any]) -> None:
+    before = Plan(config)
+    config["metrics"] = {"aupro_limit": 0.1}
+    after = Plan(config)
+    assert before.fit_params("patchcore") == after.fit_params("patchcore")
+    assert before.score_params("patchcore") != after.score_params("patchcore")
+
+
+def test_raw_data_that_change_move_the_hash_and_their_place_does_not(config: dict[str, Any], tmp_path: Path) -> None:
+    def hash_at(root: str) -> str:
+        config["domains"]["brain_mri"] = {"source": "bmad", "root": root}
+        return Plan(config).prepare_params("brain_mri")
+
+    for name in ("here", "there"):
+        folder = tmp_path / name / "Brain/test/good/img"
+        folder.mkdir(parents=True)
+        (folder / "a_1.png").write_bytes(b"12345")
+    assert hash_at("here") == hash_at("there")
+    (folder / "a_1.png").write_bytes(b"123456")
+    assert hash_at("here") != hash_at("there")
+
+
+def test_a_missing_root_stops_it_unless_the_domain_is_prepared(config: dict[str, Any], tmp_path: Path) -> None:
+    config["domains"]["brain_mri"] = {"source": "bmad", "root": "gone"}
+    with pytest.raises(AnomedError, match=r"^domains\.brain_mri: gone: not found; domains\.brain_mri\.root must point"):
+        Plan(config).check()
+    card = {"parameters": {"fingerprint": "abc"}}
+    records.write_json(tmp_path / "data/prepared/brain_mri/card.json", card)
+    assert json.loads(Plan(config).prepare_params("brain_mri"))["fingerprint"] == "abc"
+
+
+def test_gpus_are_asked_for_by_parameter_alone(config: dict[str, Any]) -> None:
+    assert Plan(config).gpu("patchcore") == 0
+    config["run"]["device"] = "cuda"
+    assert Plan(config).gpu("patchcore") == 1
+    assert Plan(config).gpu("random") == 0
