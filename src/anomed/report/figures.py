@@ -64,7 +64,9 @@ def scale(run: Predictions) -> Scale:
     used = np.flatnonzero(histogram)
     ends = np.searchsorted(np.cumsum(histogram), np.array(QUANTILES) * histogram.sum())
     codes = np.array([*ends, used[0], used[-1]], np.uint16)
-    return Scale(*(float(value) for value in run.codec.decode(codes)))
+    values = run.codec.decode(codes).astype(float)
+    values[np.abs(values) < 1e-9 * np.ptp(values)] = 0  # what decoding leaves of a zero is not worth printing
+    return Scale(*values.tolist())
 
 
 def photo(image: np.ndarray, mask: np.ndarray | None = None) -> str:
