@@ -57,11 +57,14 @@ def _doctor(args: argparse.Namespace) -> None:
     sys.exit(doctor(args.config))
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> dict[str, Any]:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"found {type(value).__name__}, expected a JSON object")
+    return value
 
 
 def _path(text: str) -> Path | None:

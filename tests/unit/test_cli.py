@@ -1,0 +1,73 @@
+"""The command line: messages, exit codes, and the doctor."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from paths import ROOT
+
+from anomed.doctor import doctor
+
+
+def anomed(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "anomed.cli", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+
+
+def test_a_fault_is_one_message_on_standard_error(tmp_path: Path) -> None:
+    done = anomed("predict", "--model", "m", "--data", "d", "--out", "o", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "anomed: error: d/card.json: not found; the step that makes it has not run\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["forecast"], "invalid choice: 'forecast'"),
+        (
+            ["fit", "x", "--params", "{", "--seed", "0", "--data", "d", "--out", "o"],
+            "argument --params: not valid JSON",
+        ),
+        (["fit", "x", "--params", "[]", "--seed", "0", "--data", "d", "--out", "o"], "argument --params: found list"),
+        (["fit", "x", "--params", "{}", "--seed", "one", "--data", "d", "--out", "o"], "invalid int value: 'one'"),
+        (["predict", "--mode", "m"], "the following arguments are required: --model"),
+    ],
+)
+def test_wrong_words_are_named(arguments: list[str], message: str) -> None:
+    done = anomed(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_help_of_every_command_needs_no_heavy_library() -> None:
+    code = "import sys\nfrom anomed.cli import parser\nparser()\nprint({'torch', 'pandas', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT / "src") == "set()\n"
+
+
+def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert doctor(Path("params.yaml")) == 0
+    text = capsys.readouterr().out
+    for word in ("torch", "snakemake", "brain_mri", "tf_efficientnet_lite0", "sha256", "GB free"):
+        assert word in text
+
+
+def test_doctor_names_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["domains"]["brain_mri"] = {"source": "bmad", "root": "raw/[bmad]"}
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    assert doctor(Path("params.yaml")) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "missing brain_mri raw/[bmad] does not exist: put the data there or change domains.brain_mri.root" in text
+    Path("params.yaml").write_text("run: [")
+    assert doctor(Path("params.yaml")) == 1
+    assert "not valid YAML" in capsys.readouterr().out
