@@ -39,7 +39,7 @@ lint: setup
 
 setup: $(READY)
 
-$(READY): $(LOCK) pyproject.toml
+$(READY):
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v[:2] == (3, 11) or sys.exit(f"Python 3.11 is needed, found {v[0]}.{v[1]} ({sys.executable}); run make PYTHON=/path/to/python3.11")'
 	@echo "Installing the locked environment into $(VENV): some 7 GB and a few minutes, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,7 +50,7 @@ ifeq ($(TORCH),cpu)
 else
 	@$(BIN)/python -m pip install -r $(LOCK)
 endif
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@test "$(VENV)" != .venv -a -x $(BIN)/anomed || $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 

@@ -19,12 +19,15 @@ sys.path.insert(0, str(HERE / "src"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(HERE / "src"), os.environ.get("PYTHONPATH")])
 )
+os.environ["ANOMED_PARENT"] = str(
+    os.getpid()
+)  # jobs that outlive this process discard what they made
 os.environ["PATH"] = os.pathsep.join(
     [os.path.dirname(sys.executable), os.environ["PATH"]]
 )
 
 from anomed.errors import AnomedError
-from anomed.plan import PREPARED_FILES, TABLES, Plan
+from anomed.plan import MADE, TABLES, Plan
 
 try:
     plan = Plan(config)
@@ -35,9 +38,7 @@ except AnomedError as error:
 # Without its provenance records Snakemake sees no edit of a parameter or of code, and would keep stale results.
 if workflow.is_main_process and not any(Path(".snakemake/metadata").glob("*")):
     if made := [
-        name
-        for name in ("models", "runs", "scores", "results")
-        if any(Path(name).glob("*"))
+        name for name in MADE if any(p.is_file() for p in Path(name).rglob("*"))
     ]:
         raise WorkflowError(
             f"{', '.join(made)} exist, but .snakemake/metadata does not, so nobody can tell what they were made from. "
@@ -52,10 +53,11 @@ onstart:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise WorkflowError(
+            sys.exit(
                 "Another Snakemake is running in this folder; wait for it or stop it."
-            ) from None
+            )
         workflow.globals["anomed_lock"] = lock  # held until the process ends
+        plan.sweep()
 
 
 wildcard_constraints:

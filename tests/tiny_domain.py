@@ -10,6 +10,7 @@ from anomed import predictions, records
 from anomed.manifest import Case, Pixels, Prepared, Writer
 
 NATIVE = [(24, 40), (33, 17), (16, 16), (40, 24)]  # cycled through: sizes differ within the domain
+PARAMETERS: dict[str, Any] = {"method": {"implementation": "test"}, "files": {}}
 Batches = Iterable[tuple[np.ndarray, np.ndarray | None]]
 
 
@@ -48,6 +49,7 @@ def run(folder: Path, prepared: Prepared, batches: Batches, expect_maps: bool = 
     folder.mkdir(parents=True)
     maps = predictions.write(folder, prepared, batches, expect_maps)
     facts = {"domain": "tiny", "system": "test", "seed": 0, "data_hash": prepared.hash, "maps": maps, **card}
+    facts.setdefault("parameters", PARAMETERS)
     records.write_json(folder / records.RUN_CARD, facts)
     return folder
 

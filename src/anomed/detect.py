@@ -74,6 +74,8 @@ def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Pat
         detector.fit(prepared.images[train.iloc[0] : train.iloc[-1] + 1])  # train rows come first: one view, no copy
     with records.atomic_dir(out) as partial:
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
+        (partial / STATE).chmod(0o644)  # the library makes it readable by its owner alone
+        card.facts["model"] = records.digest_file(partial / STATE)
         card.write(partial)
 
 

@@ -6,7 +6,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anomed import plugins, records, sources
+from anomed import cards, plugins, records, sources
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
 from anomed.params import Params
@@ -14,7 +14,7 @@ from anomed.params import Params
 PREPARED = Path("data/prepared")
 WORK = Path("work")
 CARDS = Path("data/cards")
-PREPARED_FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip", "card.json")
+MADE = ("data/prepared", "models", "runs", "scores", "results")  # what DVC records, with .snakemake/metadata
 TABLES = ("scores.csv", "table.csv", "table.md", "table.tex", "performance.csv")
 
 
@@ -46,6 +46,7 @@ class Plan:
         """Raises AnomedError when raw data or weights that a listed run needs are missing."""
         for domain in self.domains:
             self.prepare_params(domain)
+            self.card(domain)
         for system in self.systems:
             self.fit_params(system)
 
@@ -127,13 +128,15 @@ class Plan:
             names.append(f"anomed.methods.{implementation.partition('.')[0]}")
         return sources.of(command, *names)
 
-    def card(self, domain: str) -> list[str]:
-        """The domain's card, if it has one."""
-        path = CARDS / f"{domain}.yaml"
-        return [path.as_posix()] if path.exists() else []
+    def card(self, domain: str) -> str:
+        """What the domain's card says, as canonical JSON without its comments; empty when it has none."""
+        card = cards.load(domain, CARDS)
+        return records.canonical(card.model_dump()) if card else ""
 
-    def prepared(self, domain: str) -> list[str]:
-        return [(PREPARED / domain / name).as_posix() for name in PREPARED_FILES]
+    def sweep(self) -> None:
+        """Remove what killed jobs left half-written; only while no job runs."""
+        for folder in MADE:
+            records.sweep(Path(folder))
 
 
 def _weights_hash(system: str, name: str, path: Path) -> str:

@@ -33,5 +33,5 @@ def predict(model: Path, data: Path, out: Path, device: str) -> None:
             images = prepared.images[rows.iloc[0] : rows.iloc[-1] + 1] if len(rows) else prepared.images[:0]
             batches = console.track(detector.score(images), f"predict {fitted['system']}")
             maps = predictions.write(partial, prepared, batches, detector.localises)
-            card.facts["maps"] = maps
+            card.facts.update(maps=maps, model=records.digest_file(model / STATE))
         card.write(partial)

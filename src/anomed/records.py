@@ -19,6 +19,7 @@ from typing import Any
 from anomed.errors import AnomedError
 
 RUN_CARD = "run.json"
+PARENT = "ANOMED_PARENT"  # process id of the Snakemake that started this job, if one did
 
 
 def canonical(value: Any) -> str:
@@ -46,6 +47,28 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _still_wanted() -> None:
+    """Raise AnomedError when the Snakemake that started this job is gone.
+
+    A `kill -9` of Snakemake alone leaves its jobs running. Its successor runs them again, perhaps with other
+    parameters: what they were to write must not land over that.
+    """
+    parent = os.environ.get(PARENT)
+    try:
+        if parent:
+            os.kill(int(parent), 0)
+    except ProcessLookupError:
+        raise AnomedError("the Snakemake that started this job was killed; its result is discarded") from None
+    except PermissionError:
+        pass  # alive, under another user
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed jobs left half-written below `folder`."""
+    for stale in folder.glob("**/.*.partial"):
+        shutil.rmtree(stale, ignore_errors=True) if stale.is_dir() else stale.unlink(missing_ok=True)
+
+
 def _partial(target: Path) -> Path:
     """A fresh temporary name beside `target`; what a killed predecessor left there is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +84,7 @@ def atomic_file(target: Path) -> Iterator[Path]:
     try:
         yield partial
         _sync(partial)
+        _still_wanted()
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -76,6 +100,7 @@ def atomic_dir(target: Path) -> Iterator[Path]:
         for path in partial.rglob("*"):
             if path.is_file():
                 _sync(path)
+        _still_wanted()
         if target.exists():
             shutil.rmtree(target)
         partial.replace(target)

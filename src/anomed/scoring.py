@@ -26,12 +26,13 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path) -> None:
     """Score the test images of one run and write `out` (JSON) and, beside it, `<stem>.npz` with the curves.
 
     run: folder of predictions. data: the prepared domain that they were made on. parameters: {"method": the method's
-    block, "metrics": {"aupro_limit": 0.3}}, whose hash the table compares with the current one. Memory does not grow
-    with the number of images. Raises AnomedError when predictions and data do not belong together or are damaged.
+    block, "files": hashes of its weights, "metrics": {"aupro_limit": 0.3}}, whose hash the table compares with the
+    current one. Memory does not grow with the number of images. Raises AnomedError when predictions, parameters and
+    data do not belong together, or a file is damaged.
     """
     prepared, predictions = Prepared(data), Predictions(run)
-    test = _joined(prepared, predictions)
     options = parameters["metrics"]
+    test = _joined(prepared, predictions, {key: value for key, value in parameters.items() if key != "metrics"})
 
     scores, labels = test.score.to_numpy(), test.label.to_numpy()
     sizes = {"normal": int((labels == 0).sum()), "abnormal": int((labels == 1).sum())}
@@ -57,10 +58,10 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path) -> None:
     records.write_json(out, {**facts, "parameter_hash": records.digest(parameters), "records": rows})
 
 
-def _joined(prepared: Prepared, predictions: Predictions) -> pd.DataFrame:
+def _joined(prepared: Prepared, predictions: Predictions, made_with: dict[str, Any]) -> pd.DataFrame:
     """Manifest and scores of the test images side by side, once both are sure to be of the same images."""
     card = predictions.folder / records.RUN_CARD
-    missing = [key for key in ("domain", "system", "seed", "data_hash") if key not in predictions.card]
+    missing = [key for key in ("domain", "system", "seed", "data_hash", "parameters") if key not in predictions.card]
     if missing:
         raise AnomedError(f"{card}: the key {missing[0]!r} is missing; run predict again")
     table, scores = prepared.evaluated(), predictions.scores
@@ -75,6 +76,11 @@ def _joined(prepared: Prepared, predictions: Predictions) -> pd.DataFrame:
         raise AnomedError(
             f"{card}: found data_hash {str(predictions.card['data_hash'])[:12]}, expected {prepared.hash[:12]} of "
             f"{prepared.folder}: the domain was prepared anew; run predict again"
+        )
+    if predictions.card["parameters"] != made_with:
+        raise AnomedError(
+            f"{card}: made with the parameters {records.canonical(predictions.card['parameters'])}, expected "
+            f"{records.canonical(made_with)}; delete {predictions.folder} and the model it came from, and run again"
         )
     table = table.assign(score=scores.score, map_row=scores.map_row)
     return table[table.split == "test"]

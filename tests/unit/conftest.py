@@ -51,8 +51,8 @@ class Benchmark:
 
     @property
     def plan(self) -> dict[str, Any]:
-        systems = {s: {"seeds": k, "hash": records.digest(s)} for s, k in sorted(self.seeds.items())}
-        return {"domains": self.domains, "systems": systems, "order": list(self.seeds)}
+        systems = {s: {"seeds": k, "hash": records.digest(s)} for s, k in self.seeds.items()}
+        return {"domains": self.domains, "systems": systems}
 
     def make(self) -> "Benchmark":
         for domain in self.domains:

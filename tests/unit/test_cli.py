@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_domain
 import yaml
 from paths import ROOT
 
 from anomed.doctor import doctor
 
 
-def anomed(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def anomed(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "anomed.cli", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
 
 
@@ -23,6 +24,20 @@ def test_a_fault_is_one_message_on_standard_error(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "anomed: error: d/card.json: not found; the step that makes it has not run\n"
+
+
+def test_a_job_whose_snakemake_was_killed_discards_its_result(tmp_path: Path) -> None:
+    tiny_domain.domain(tmp_path / "data", {("train", 0): 2, ("test", 0): 2})
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    parameters = '{"method": {"implementation": "controls.random"}, "files": {}}'
+    command = ["fit", "random", "--params", parameters, "--seed", "0", "--data", "data", "--out", "model"]
+    done = anomed(*command, cwd=tmp_path, ANOMED_PARENT=str(gone.pid))
+    assert done.returncode == 1
+    assert "the Snakemake that started this job was killed; its result is discarded" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert anomed(*command, cwd=tmp_path, ANOMED_PARENT=str(os.getpid())).returncode == 0
+    assert (tmp_path / "model/run.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,17 @@ def test_a_missing_root_stops_it_unless_the_domain_is_prepared(config: dict[str,
     assert json.loads(Plan(config).prepare_params("brain_mri"))["fingerprint"] == "abc"
 
 
+def test_a_comment_in_a_card_changes_nothing(config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "data/cards/brain_mri.yaml"
+    assert Plan(config).card("brain_mri") == ""
+    path.parent.mkdir(parents=True)
+    text = (ROOT / "data/cards/brain_mri.yaml").read_text()
+    path.write_text(text)
+    before = Plan(config).card("brain_mri")
+    path.write_text(f"# a remark\n{text}")
+    assert Plan(config).card("brain_mri") == before != ""
+
+
 def test_gpus_are_asked_for_by_parameter_alone(config: dict[str, Any]) -> None:
     assert Plan(config).gpu("patchcore") == 0
     config["run"]["device"] = "cuda"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_domain
 from paths import ROOT
 from sklearn.metrics import average_precision_score, roc_auc_score
 from tiny_domain import domain, noise, run
@@ -23,7 +24,7 @@ from anomed.predictions import Predictions
 from anomed.scoring import score
 
 COUNTS = {("train", 0): 2, ("valid", 0): 2, ("valid", 1): 3, ("test", 0): 4, ("test", 1): 5}
-PARAMETERS: dict[str, Any] = {"method": {"implementation": "test"}, "metrics": {"aupro_limit": 0.3}}
+PARAMETERS: dict[str, Any] = {**tiny_domain.PARAMETERS, "metrics": {"aupro_limit": 0.3}}
 NAMES = ["image_auroc", "image_ap", "pixel_auroc", "pixel_ap", "pixel_aupro"]
 
 
@@ -272,3 +273,11 @@ def test_upsampling_equals_torch(small: tuple[int, int], big: tuple[int, int]) -
 @pytest.mark.parametrize("value", [0.1, -1e-30, 3.3e38])
 def test_a_constant_map_stays_constant(value: float) -> None:
     assert np.unique(upsample(np.full((9, 9), value, np.float32), 24, 40)).tolist() == [np.float32(value)]
+
+
+def test_a_run_made_with_other_parameters_is_refused(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    other = {**PARAMETERS, "method": {"implementation": "test", "k": 1}}
+    with pytest.raises(AnomedError, match=r'run\.json: made with the parameters .*"test".*expected .*"k":1.*delete'):
+        scored(folder, prepared, other)
+    assert not (tmp_path / "scores").exists()

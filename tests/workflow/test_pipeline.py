@@ -99,6 +99,29 @@ def test_dvc_re_runs_the_same_jobs_and_records_them(copy: Project) -> None:
     assert "?? dvc.lock" in subprocess.check_output(["git", "status", "--porcelain"], cwd=copy.folder, text=True)
 
 
+def test_a_clone_that_pulls_has_nothing_to_do_and_re_runs_what_an_edit_affects(copy: Project, tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    remote = ["dvc", "remote", "add", "--local", "-d", "store", str(tmp_path / "store")]
+    subprocess.run(["git", "init", "-q"], cwd=copy.folder, check=True)
+    copy.run(*remote)
+    copy.run("dvc", "repro")
+    copy.run("dvc", "push")
+    subprocess.run([*git, "add", "-A"], cwd=copy.folder, check=True)
+    subprocess.run([*git, "commit", "-qm", "recorded"], cwd=copy.folder, check=True)
+    subprocess.run(["git", "clone", "-q", str(copy.folder), str(tmp_path / "clone")], check=True)
+    clone = Project.__new__(Project)
+    clone.folder = tmp_path / "clone"
+    clone.run(*remote)
+    clone.run("dvc", "pull")
+    for path in clone.folder.glob("models/*/*/*/*"):
+        path.touch()  # a pull gives files any order of dates
+    assert clone.stable() == copy.stable()
+    assert "Nothing to be done" in clone.snakemake("-n")
+    assert "up to date" in clone.run("dvc", "status")
+    clone.edit(lambda params: params["methods"]["patchcore"].update(coreset_ratio=0.03))
+    assert jobs(clone.snakemake("-n")) == PATCHCORE | END
+
+
 def test_jobs_import_exactly_the_files_they_depend_on(built: Project) -> None:
     import yaml
 
@@ -165,7 +188,7 @@ def test_a_second_snakemake_is_refused_with_a_sentence(tmp_path: Path) -> None:
 def test_results_without_provenance_are_refused(copy: Project) -> None:
     shutil.rmtree(copy.folder / ".snakemake/metadata")
     output = copy.snakemake("-n", fails=True)
-    assert "models, runs, scores, results exist, but .snakemake/metadata does not" in output
+    assert "data/prepared, models, runs, scores, results exist, but .snakemake/metadata does not" in output
     assert "dvc checkout" in output
     assert "Traceback" not in output
 

@@ -1,12 +1,16 @@
-# Raw data -> prepared domain (contract 1).
+# Raw data -> prepared domain (contract 1). Later rules depend on card.json, which holds the hashes of the other files:
+# it stays small enough to be compared by content, whatever dates a copy or a pull gave the files.
 
 
 rule prepare:
     input:
         src=lambda w: plan.code("prepare", domain=w.domain),
-        card=lambda w: plan.card(w.domain),
     output:
-        expand("data/prepared/{{domain}}/{name}", name=PREPARED_FILES),
+        card="data/prepared/{domain}/card.json",
+        manifest="data/prepared/{domain}/manifest.csv",
+        images="data/prepared/{domain}/images.npy",
+        masks="data/prepared/{domain}/masks.npz",
+        native="data/prepared/{domain}/native.zip",
     log:
         "logs/prepare/{domain}.log",
     resources:
@@ -14,7 +18,9 @@ rule prepare:
         runtime=lambda w, attempt: 240 * attempt,
     params:
         block=lambda w: plan.prepare_params(w.domain),
-        root=lambda w, output: plan.root(w.domain),  # takes `output` to stay out of what triggers a re-run: a path is no content
+        card=lambda w: plan.card(w.domain),
+        # A path is no content: taking `output` keeps it out of what triggers a re-run.
+        root=lambda w, output: plan.root(w.domain),
         out="data/prepared/{domain}",
         problems="logs/prepare/{domain}.problems.csv",
     shell:

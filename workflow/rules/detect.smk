@@ -1,12 +1,15 @@
-# Prepared domain -> model (contract 2) -> predictions (contract 3).
+# Prepared domain -> model (contract 2) -> predictions (contract 3). A job replaces its folder whole; the files named here
+# are those that later rules compare by content. Large ones are `ancient`: the card beside them speaks for them.
 
 
 rule fit:
     input:
         src=lambda w: plan.code("fit", system=w.system),
-        data=lambda w: plan.prepared(w.domain),
+        card=rules.prepare.output.card,
+        data=ancient([rules.prepare.output.manifest, rules.prepare.output.images]),
     output:
-        directory("models/{domain}/{system}/{seed}"),
+        card="models/{domain}/{system}/{seed}/run.json",
+        state="models/{domain}/{system}/{seed}/state.safetensors",
     log:
         "logs/fit/{domain}/{system}/{seed}.log",
     threads: lambda w: plan.torch_threads(w.system)
@@ -18,18 +21,28 @@ rule fit:
         block=lambda w: plan.fit_params(w.system),
         device=lambda w, output: plan.params.run.device,
         data="data/prepared/{domain}",
+        out="models/{domain}/{system}/{seed}",
     shell:
         "anomed fit {wildcards.system:q} --params {params.block:q} --seed {wildcards.seed} --data {params.data:q}"
-        " --out {output:q} --device {params.device} > {log:q} 2>&1"
+        " --out {params.out:q} --device {params.device} > {log:q} 2>&1"
 
 
 rule predict:
     input:
         src=lambda w: plan.code("predict", system=w.system),
-        data=lambda w: plan.prepared(w.domain),
-        model="models/{domain}/{system}/{seed}",
+        card=rules.prepare.output.card,
+        data=ancient(
+            [
+                rules.prepare.output.manifest,
+                rules.prepare.output.images,
+                rules.prepare.output.masks,
+            ]
+        ),
+        model=rules.fit.output.card,
+        state=ancient(rules.fit.output.state),
     output:
-        directory("runs/{domain}/{system}/{seed}"),
+        card="runs/{domain}/{system}/{seed}/run.json",
+        scores="runs/{domain}/{system}/{seed}/scores.csv",
     log:
         "logs/predict/{domain}/{system}/{seed}.log",
     threads: lambda w: plan.torch_threads(w.system)
@@ -40,6 +53,8 @@ rule predict:
     params:
         device=lambda w, output: plan.params.run.device,
         data="data/prepared/{domain}",
+        model="models/{domain}/{system}/{seed}",
+        out="runs/{domain}/{system}/{seed}",
     shell:
-        "anomed predict --model {input.model:q} --data {params.data:q} --out {output:q} --device {params.device}"
+        "anomed predict --model {params.model:q} --data {params.data:q} --out {params.out:q} --device {params.device}"
         " > {log:q} 2>&1"

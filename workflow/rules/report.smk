@@ -5,9 +5,9 @@ rule table:
     input:
         src=plan.code("table"),
         scores=[run.path("scores", ".json") for run in plan.runs],
-        runs=[run.path("runs") for run in plan.runs],
-        models=[run.path("models") for run in plan.runs],
-        cards=expand("data/prepared/{domain}/card.json", domain=plan.domains),
+        runs=[run.path("runs", "/run.json") for run in plan.runs],
+        models=[run.path("models", "/run.json") for run in plan.runs],
+        cards=expand(rules.prepare.output.card, domain=plan.domains),
     output:
         expand("results/{name}", name=TABLES),
     log:
@@ -25,7 +25,14 @@ rule report:
         tables=rules.table.output,
         runs=rules.table.input.runs,
         models=rules.table.input.models,
-        data=[path for domain in plan.domains for path in plan.prepared(domain)],
+        cards=rules.table.input.cards,
+        data=ancient(
+            expand(
+                "data/prepared/{domain}/{name}",
+                domain=plan.domains,
+                name=["manifest.csv", "masks.npz", "native.zip"],
+            )
+        ),
     output:
         "results/report.html",
     log:

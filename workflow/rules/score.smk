@@ -4,8 +4,10 @@
 rule score:
     input:
         src=plan.code("score"),
-        data=lambda w: plan.prepared(w.domain),
-        run="runs/{domain}/{system}/{seed}",
+        card=rules.prepare.output.card,
+        data=ancient([rules.prepare.output.manifest, rules.prepare.output.masks]),
+        run=rules.predict.output.card,
+        scores=rules.predict.output.scores,
     output:
         json="scores/{domain}/{system}/{seed}.json",
         curves="scores/{domain}/{system}/{seed}.npz",
@@ -17,6 +19,7 @@ rule score:
     params:
         block=lambda w: plan.score_params(w.system),
         data="data/prepared/{domain}",
+        run="runs/{domain}/{system}/{seed}",
     shell:
-        "anomed score --run {input.run:q} --data {params.data:q} --params {params.block:q} --out {output.json:q}"
+        "anomed score --run {params.run:q} --data {params.data:q} --params {params.block:q} --out {output.json:q}"
         " > {log:q} 2>&1"

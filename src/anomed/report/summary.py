@@ -74,15 +74,10 @@ class Block:
         return found
 
 
-def order(plan: dict[str, Any]) -> list[str]:
-    """Systems in the order of `run:` (canonical JSON sorts the keys of "systems")."""
-    return list(plan.get("order", plan["systems"]))
-
-
 def planned(plan: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """(domain, system, seed) of every run, in plan order."""
     for domain in plan["domains"]:
-        for system in order(plan):
+        for system in plan["systems"]:
             for seed in plan["systems"][system]["seeds"]:
                 yield domain, system, seed
 
@@ -112,7 +107,7 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]]) -> list[Bloc
                 cells[system, metric] = _mean(group)
                 level = counted.setdefault(group[0]["level"], {})
                 level |= {_counted(row["counts"]): None for row in group if row["value"] is not None}
-        seeds = {system: plan["systems"][system]["seeds"] for system in order(plan)}
+        seeds = {system: plan["systems"][system]["seeds"] for system in plan["systems"]}
         blocks.append(Block(domain, seeds, metrics, {level: list(found) for level, found in counted.items()}, cells))
     return blocks
 

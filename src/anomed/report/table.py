@@ -56,7 +56,7 @@ class ScoreFile(BaseModel):
 def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models: Path, out: Path) -> None:
     """Write scores.csv, table.csv, table.md, table.tex and performance.csv into `out`, each atomically.
 
-    plan: {"domains": [..], "systems": {name: {"seeds": [..], "hash": parameter hash}}, "order": [system names]}.
+    plan: {"domains": [..], "systems": {name: {"seeds": [..], "hash": parameter hash}}}.
     Raises AnomedError naming the file when a score is missing, damaged or not of the current parameters and data;
     then nothing is written.
     """
@@ -142,7 +142,7 @@ def csv_text(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def wide(plan: dict[str, Any], blocks: list[Block]) -> tuple[list[str], list[dict[str, str]]]:
     """Columns and rows of table.csv: one row per system, `<domain>.<metric>` and its `.std`, six decimals."""
-    columns, rows = ["system"], {system: {"system": system} for system in summary.order(plan)}
+    columns, rows = ["system"], {system: {"system": system} for system in plan["systems"]}
     for block in blocks:
         for metric in block.metrics:
             name = f"{block.domain}.{metric}"
