@@ -14,6 +14,7 @@ COORDINATES = ("asinh", "bits", "below")
 TOP = 65535  # the highest code
 SAMPLE = 1_000_000  # scores that the choice of the coordinate looks at, at most
 LOW = 0.001  # quantile of the coordinate that becomes code 0
+COMMON = 0.01  # share of the sample from which on its commonest value is a background
 SHARES = (1.0, 0.05, 0.005)  # parts of the sample, from the top, whose excess ties are compared
 
 
@@ -23,6 +24,8 @@ class Codec:
 
     asinh: asinh((x - median) / iqr). bits: the bits of float32 x as an integer of the same order. below: those bits
     of x - maximum. Constants are float64, found by `fit`. `lo == hi` means that all scores are equal: code 0.
+    background: one value that very many scores have, or None. It has a code to itself, for which the formula gives
+    up one code on either side: a lesion pixel that shared it would tie with the whole background.
     excess_ties: what the choice was made by, see `fit`.
     """
 
@@ -32,6 +35,7 @@ class Codec:
     median: float
     iqr: float
     maximum: float
+    background: float | None
     excess_ties: float
 
     @classmethod
@@ -52,10 +56,12 @@ class Codec:
         if float(maximum) - float(minimum) > float(np.finfo(np.float32).max):
             raise AnomedError(f"anomaly maps span {minimum:g} to {maximum:g}, a range that float32 cannot hold")
         ends = np.array([minimum, maximum], np.float32)
-        commonest = x[np.argmax(np.searchsorted(x, x, "right") - np.searchsorted(x, x))]
+        counts = np.searchsorted(x, x, "right") - np.searchsorted(x, x)
+        commonest = x[np.argmax(counts)]
+        background = float(commonest) if counts.max() >= COMMON * x.size else None
         spreads = dict.fromkeys(_spread(part) for part in (x, x[x != commonest]))
-        blanks = [cls("asinh", 0.0, 0.0, *spread, float(maximum), 0.0) for spread in spreads if spread[1] > 0]
-        blanks += [cls(name, 0.0, 0.0, 0.0, 0.0, float(maximum), 0.0) for name in ("bits", "below")]
+        kinds = [("asinh", *spread) for spread in spreads if spread[1] > 0] + [("bits", 0.0, 0.0), ("below", 0.0, 0.0)]
+        blanks = [cls(kind, 0.0, 0.0, median, iqr, float(maximum), background, 0.0) for kind, median, iqr in kinds]
         heads = [x.size - max(1, round(share * x.size)) for share in SHARES]
         ties = [_ties(x[head:]) for head in heads]
         candidates = []
@@ -70,13 +76,14 @@ class Codec:
 
     def encode(self, scores: npt.ArrayLike) -> np.ndarray:
         """Finite float32 scores of any shape to uint16 codes of that shape; monotone."""
-        t = self._coordinate(np.asarray(scores, np.float32))
+        x = np.asarray(scores, np.float32)
         if self.hi <= self.lo:
-            return np.zeros(t.shape, np.uint16)
-        t -= self.lo
-        t *= TOP
-        t /= self.hi - self.lo
-        return np.clip(np.rint(t, out=t), 0, TOP, out=t).astype(np.uint16)
+            return np.zeros(x.shape, np.uint16)
+        steps = self._steps(x)
+        if self.background is not None:
+            below, above = self._gaps
+            steps += below * (x >= self.background) + above * (x > self.background)
+        return steps.astype(np.uint16)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """uint16 codes of any shape to float32 scores of that shape; `encode` gives every code that occurs back."""
@@ -100,12 +107,36 @@ class Codec:
     @cached_property
     def _values(self) -> np.ndarray:
         """The float32 score of each of the 65,536 codes."""
-        codes = np.arange(TOP + 1)
-        x = self._score(self.lo + codes * (self.hi - self.lo) / TOP)
+        codes = steps = np.arange(TOP + 1)
+        if self.background is not None and self.lo < self.hi:
+            own = int(self.encode(self.background))
+            below, above = self._gaps
+            steps = codes - below * (codes >= own) - above * (codes > own)
+        x = self._score(self.lo + steps * (self.hi - self.lo) / (TOP - sum(self._gaps)))
+        if self.background is not None and self.lo < self.hi:
+            x = np.where(codes < own, np.minimum(x, np.nextafter(np.float32(self.background), np.float32(-np.inf))), x)
+            x = np.where(codes > own, np.maximum(x, np.nextafter(np.float32(self.background), np.float32(np.inf))), x)
+            x[own] = self.background
         # Where float32 is coarser than the codes, rounding may leave the code's interval: one step leads back.
         farthest = np.finfo(np.float32).max
         aside = np.nextafter(x, np.where(self.encode(x) > codes, -farthest, farthest))
         return np.where((self.encode(x) != codes) & (self.encode(aside) == codes), aside, x)
+
+    @property
+    def _gaps(self) -> tuple[int, int]:
+        """Codes given up below and above the background; none where no score lies on that side."""
+        if self.background is None:
+            return 0, 0
+        t = float(self._coordinate(np.asarray(self.background, np.float32)))
+        return int(t > self.lo), int(t < self.hi)
+
+    def _steps(self, x: np.ndarray) -> np.ndarray:
+        """The formula, rounded and held to its range, before room is made for the background: float64."""
+        t, top = self._coordinate(x), TOP - sum(self._gaps)
+        t -= self.lo
+        t *= top
+        t /= self.hi - self.lo
+        return np.clip(np.rint(t, out=t), 0, top, out=t)
 
     def _coordinate(self, x: np.ndarray) -> np.ndarray:
         if self.coordinate == "asinh":
