@@ -141,7 +141,7 @@ def test_saturated_maps_are_refused_with_advice(tmp_path: Path) -> None:
             scores = (
                 0.5 + 6e-8 * np.where(mask, 12, steps.integers(0, 9, mask.shape) * steps.integers(0, 2, mask.shape))
             ).astype(np.float32)
-            wide = steps.random(mask.shape) < 0.3
+            wide = steps.random(mask.shape) < 0.6
             signs = np.where(steps.random(mask.shape) < 0.5, -1, 1)
             scores[wide & ~mask] = (signs * np.exp(steps.uniform(-80, 80, mask.shape)))[wide & ~mask]
             yield np.zeros(1), scores[None]
