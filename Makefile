@@ -22,7 +22,7 @@ export DVC_NO_ANALYTICS := true
 
 .PHONY: table test test-full lint lock setup
 table: setup
-	snakemake --cores $(CORES) --quiet rules host
+	snakemake --cores $(CORES) --quiet host
 	@echo "Table: results/table.md   page: results/report.html"
 
 test: setup

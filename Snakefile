@@ -27,13 +27,15 @@ os.environ["PATH"] = os.pathsep.join(
 )
 
 from anomed.errors import AnomedError
-from anomed.plan import MADE, TABLES, Plan
+from anomed.plan import MADE, TABLES, Plan, read
 
 try:
+    for file in workflow.configfiles:
+        read(Path(file))  # Snakemake's own reader passes over a key that stands twice
     plan = Plan(config)
     plan.check()
 except AnomedError as error:
-    raise WorkflowError(f"params.yaml:\n{error}") from None
+    raise WorkflowError(str(error)) from None
 
 # Without its provenance records Snakemake sees no edit of a parameter or of code, and would keep stale results.
 if workflow.is_main_process and not any(Path(".snakemake/metadata").glob("*")):
@@ -77,3 +79,6 @@ rule all:
     input:
         expand("results/{name}", name=TABLES),
         "results/report.html",
+        rules.table.input.cards,  # what the table was made from is part of the result: it is made again when missing
+        rules.table.input.models,
+        rules.table.input.runs,

@@ -1,15 +1,20 @@
 """A read-only view of what a user's `root` points to: a folder or a zip, by relative names."""
 
+import lzma
 import os
 import re
 import stat
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from anomed import console, records
 from anomed.errors import AnomedError
 
+_DAMAGE = (OSError, EOFError, NotImplementedError, RuntimeError, struct.error)  # what reading a cut or odd zip raises
 MAX_MEMBER = 2**30  # bytes; no single image of a benchmark comes near it
 MAX_RATIO, RATIO_FROM = 200, 2**26  # a member above 64 MiB that was packed more than 200-fold is a decompression bomb
 
@@ -40,6 +45,27 @@ class View:
     def read(self, name: str) -> bytes:
         """The bytes of one file, by its name relative to `root`. Raises AnomedError when it is damaged or missing."""
         raise TypeError(f"{type(self).__name__} does not define read()")
+
+
+def identity(tree: View, at: str, entries: list[Entry], cache: Path) -> list[list[Any]]:
+    """[name, size, hash of the content] of `entries` below `at`: CRC-32 in a zip, sha256 in a folder.
+
+    A file of a folder is read again only when its size, date or inode is other than `cache` (JSON, ours to write)
+    says; date and inode themselves are no part of the identity, so a copy of the data has the same one.
+    """
+    if not isinstance(tree, Folder):
+        return [[entry.name, entry.size, entry.crc] for entry in entries]
+    known = records.read_json(cache) if cache.exists() else {}
+    hashes: dict[str, list[Any]] = {}
+    for entry in console.track(entries, f"read {tree.root / at}"):
+        path = tree.root / at / entry.name
+        facts = path.stat()
+        key = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+        old = known.get(entry.name, [])
+        hashes[entry.name] = old if old[:3] == key else [*key, records.digest_file(path)]
+    if hashes != known:
+        records.write_json(cache, hashes)
+    return [[entry.name, entry.size, hashes[entry.name][3]] for entry in entries]
 
 
 def view(root: Path) -> View:
@@ -81,6 +107,8 @@ class Folder(View):
         for entry in self._list(folder):
             try:
                 entry.name.encode()
+                if not entry.name.isprintable():
+                    raise AnomedError(f"{folder}: file name {entry.name!r} has a control character; rename the file")
                 facts = entry.stat()
             except UnicodeEncodeError:
                 raise AnomedError(f"{folder}: file name {entry.name!r} is not valid UTF-8; rename the file") from None
@@ -134,8 +162,8 @@ class Zip(View):
         name = info.orig_filename
         if name.startswith("/") or re.match(r"[A-Za-z]:", name):
             return "has an absolute name"
-        if "\\" in name or "\0" in name:
-            return "has a backslash or a null character in its name"
+        if "\\" in name or not name.isprintable():
+            return "has a backslash or a control character in its name"
         if ".." in name.split("/"):
             return "leads out of the archive with '..'"
         if stat.S_ISLNK(info.external_attr >> 16):
@@ -169,5 +197,5 @@ class Zip(View):
             return self._zip.read(self._members[name])
         except KeyError:
             raise AnomedError(f"{self.root}: has no member {name!r}") from None
-        except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, zlib.error) as error:
+        except (*_DAMAGE, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
             raise AnomedError(f"{self.root}: member {name!r} is damaged ({error}); copy or download it again") from None

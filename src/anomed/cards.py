@@ -7,7 +7,7 @@ import pydantic
 import yaml
 
 from anomed.errors import AnomedError
-from anomed.plugins import Settings
+from anomed.settings import Settings
 
 Split = Literal["train", "valid", "test"]
 

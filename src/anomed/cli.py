@@ -67,6 +67,12 @@ def _json(text: str) -> dict[str, Any]:
     return value
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer from 0")
+    return int(text)
+
+
 def _path(text: str) -> Path | None:
     """A path; empty text means none, so that a rule can pass a root that a domain does not need."""
     return Path(text) if text else None
@@ -107,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command(_fit, "train a method on a domain's normal images")
     sub.add_argument("system", help="the row's name in the table")
     sub.add_argument("--params", type=_json, required=True, metavar="JSON", help='{"method": block, "files": hashes}')
-    sub.add_argument("--seed", type=int, required=True)
+    sub.add_argument("--seed", type=_seed, required=True)
     folder(sub, "--data", "prepared domain")
     folder(sub, "--out", "model to write")
     sub.add_argument("--device", **device)
@@ -152,8 +158,10 @@ def main(argv: list[str] | None = None) -> None:
         args.handler(args)
     except AnomedError as error:
         sys.exit(f"anomed: error: {error}")
-    except BrokenPipeError:
-        sys.exit(141)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.exit(f"anomed: error: {error.filename}: {(error.strerror or '').lower()}")
 
 
 if __name__ == "__main__":

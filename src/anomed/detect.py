@@ -9,7 +9,7 @@ import numpy as np
 from anomed import plugins, records
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
-from anomed.plugins import Settings
+from anomed.settings import Settings, check
 
 STATE = "state.safetensors"
 
@@ -75,15 +75,22 @@ def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Pat
     with records.atomic_dir(out) as partial:
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
         (partial / STATE).chmod(0o644)  # the library makes it readable by its owner alone
-        card.facts["model"] = records.digest_file(partial / STATE)
         card.write(partial)
+
+
+class _Fitted(Settings):
+    """What a model depends on: the method's block, and the hashes of its weights by name."""
+
+    method: dict[str, Any]
+    files: dict[str, str]
 
 
 def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:
     """The detector that `parameters["method"]` describes, not yet fitted, on the device that it can use."""
-    block = dict(parameters["method"])
-    method = plugins.load("methods", block.pop("implementation"))
-    detector: Detector = method(method.Params(**block), seed, _choose_device(device) if method.gpu else "cpu")
+    block = dict(check(_Fitted, parameters, "--params").method)
+    method = plugins.load("methods", str(block.pop("implementation", "")))
+    settings = check(method.Params, block, "--params.method", also=["implementation"])
+    detector: Detector = method(settings, seed, _choose_device(device) if method.gpu else "cpu")
     return detector
 
 

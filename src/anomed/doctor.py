@@ -5,14 +5,12 @@ import os
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from anomed import records
+from anomed import manifest, params, records
 from anomed.errors import AnomedError
 from anomed.plan import PREPARED, Plan
 
@@ -49,25 +47,13 @@ def doctor(config: Path) -> int:
     section("installation", _installation())
     section("device", [_device()])
     try:
-        plan = Plan(_load(config))
+        plan = Plan(params.read(config))
     except AnomedError as error:
         section(str(config), [("missing", "parameters", line) for line in str(error).splitlines()])
         return faults
     section("data", [_domain(plan, name) for name in plan.domains])
     section("weights", _weights(plan) or [("ok", "none", "no listed system needs any")])
     return faults
-
-
-def _load(config: Path) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AnomedError(f"{config}: not found; run this in the project's folder or give --config") from None
-    except yaml.YAMLError as error:
-        raise AnomedError(f"{config}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(value, dict):
-        raise AnomedError(f"{config}: found {type(value).__name__}, expected keys and values")
-    return value
 
 
 def _installation() -> list[tuple[str, str, str]]:
@@ -97,15 +83,25 @@ def _domain(plan: Plan, name: str) -> tuple[str, str, str]:
     card = PREPARED / name / "card.json"
     prepared = "not prepared yet"
     if card.exists():
-        counts = records.read_json(card)["counts"]
-        prepared = "prepared: " + ", ".join(f"{s} {c['normal']} + {c['abnormal']}" for s, c in counts.items())
+        facts = records.read_json(card)
+        counts = (f"{s} {facts['counts'][s]['normal']} + {facts['counts'][s]['abnormal']}" for s in manifest.SPLITS)
+        prepared = f"prepared (normal + abnormal): {', '.join(counts)}"
+        if records.canonical(facts["parameters"]) != _wanted(plan, name):
+            prepared = "what is prepared is of other data or parameters and will be made again"
     if block.root is None:
         return "ok", name, f"{block.source}: made on this machine; {prepared}"
-    if Path(block.root).exists():
+    if Path(block.root).expanduser().exists():
         return "ok", name, f"{block.source} at {block.root}; {prepared}"
     if card.exists():
         return "note", name, f"{block.root} does not exist; {prepared}, so it is not needed"
     return "missing", name, f"{block.root} does not exist: put the data there or change domains.{name}.root"
+
+
+def _wanted(plan: Plan, name: str) -> str:
+    try:
+        return plan.prepare_params(name)
+    except AnomedError as error:
+        return str(error)
 
 
 def _weights(plan: Plan) -> list[tuple[str, str, str]]:

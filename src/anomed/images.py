@@ -120,6 +120,8 @@ def _pixels(data: bytes, name: str, expected: str, accepted: dict[int, tuple[int
     if b"tRNS" in chunks:
         found = f"{found} with a transparent colour"
         raise ImageProblem(name, "transparent_colour", found, expected, _resave("RGB" if kind_code else "L"))
+    if b"acTL" in chunks:
+        raise ImageProblem(name, "animated_png", "several frames", expected, "write each frame as an image of its own")
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             return np.array(image)

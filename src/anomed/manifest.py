@@ -30,6 +30,7 @@ COLUMNS = [
     "source_file",
     "sha256",
 ]
+TEXTS = ("image_id", "subject_id", "split", "boxes", "pathology", "source_file", "sha256")
 FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip")
 SHOTS = 8  # train normals whose native pixels are kept, for few-shot prompts
 
@@ -162,22 +163,29 @@ class Prepared:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.card: dict[str, Any] = records.read_json(folder / "card.json")
+        self.card = records.read_card(folder / "card.json", "hash", "domain", "counts", "masks", "boxes")
         self.hash: str = self.card["hash"]
-        self.table = read(folder / "manifest.csv")
+        if records.digest(self.card["files"]) != self.hash:
+            raise AnomedError(
+                f"{folder / 'card.json'}: its hashes do not add up; delete the folder and run prepare again"
+            )
+        self.table = read(self._file("manifest.csv"))
+
+    def _file(self, name: str) -> Path:
+        return records.verified(self.folder / name, self.card)
 
     @cached_property
     def images(self) -> np.ndarray:
         """uint8, N x S x S or N x S x S x 3, memory-mapped; row i belongs to the manifest's `row` i."""
         try:
-            return np.load(self.folder / "images.npy", mmap_mode="r")
-        except (OSError, ValueError) as error:
+            return np.load(self._file("images.npy"), mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
             raise AnomedError(f"{self.folder / 'images.npy'}: unreadable ({error}); run prepare again") from None
 
     @cached_property
     def _masks(self) -> dict[str, np.ndarray]:
         try:
-            with np.load(self.folder / "masks.npz") as archive:
+            with np.load(self._file("masks.npz")) as archive:
                 return {name: archive[name] for name in ("bits", "offsets", "shapes")}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise AnomedError(f"{self.folder / 'masks.npz'}: unreadable ({error}); run prepare again") from None
@@ -191,8 +199,11 @@ class Prepared:
 
     def native(self, image_id: str) -> np.ndarray:
         """Native pixels of a valid or test image: uint8, H x W or H x W x 3."""
-        with zipfile.ZipFile(self.folder / "native.zip") as archive:
-            return images.decode_png(archive.read(f"{image_id}.png"), image_id)
+        return images.decode_png(self._native.read(f"{image_id}.png"), image_id)
+
+    @cached_property
+    def _native(self) -> zipfile.ZipFile:
+        return zipfile.ZipFile(self._file("native.zip"))
 
     def evaluated(self) -> pd.DataFrame:
         """The rows that detectors predict: valid, then test, in manifest order."""
@@ -205,15 +216,14 @@ def read(path: Path) -> pd.DataFrame:
     Raises AnomedError naming the file and the first offence against contract 1.
     """
     try:
-        table = pd.read_csv(path, dtype={"mask_row": "Int64"}, keep_default_na=False, na_values={"mask_row": [""]})
+        kinds = {**dict.fromkeys(TEXTS, "str"), "mask_row": "Int64"}
+        table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values={"mask_row": [""]})
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; run `anomed prepare` first") from None
     except (ValueError, pd.errors.ParserError, io.UnsupportedOperation) as error:
         raise AnomedError(f"{path}: unreadable ({error}); run prepare again") from None
     if list(table.columns) != COLUMNS:
         raise AnomedError(f"{path}: found columns {list(table.columns)}, expected {COLUMNS}")
-    for column in ("image_id", "subject_id", "pathology", "source_file", "sha256", "boxes"):
-        table[column] = table[column].astype(str)
     checks = {
         "image_id is not unique": table.image_id.duplicated(),
         f"split is not one of {SPLITS}": ~table.split.isin(SPLITS),

@@ -1,18 +1,47 @@
 """params.yaml: the models that every key is checked against before anything runs."""
 
-import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+import yaml
+from pydantic import Field, StringConstraints
 
 from anomed import plugins
 from anomed.detect import Detector
 from anomed.errors import AnomedError
-from anomed.plugins import Settings
+from anomed.settings import Settings, check, nearest
 
 # Keys of blocks become file names and wildcards.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.@-]*$")]
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML forbids and PyYAML overlooks: a key that stands twice, of which the first would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            line, name = key.start_mark.line + 1, key.value if isinstance(key, yaml.ScalarNode) else None
+            if name in lines and name != "<<":
+                raise AnomedError(f"the key {name!r} stands twice, in lines {lines[name]} and {line}; keep one")
+            lines[name] = line
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a params file, not yet checked. Raises AnomedError naming the file when it is no YAML of keys."""
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise AnomedError(f"{path}: not found; run this in the project's folder or give --config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AnomedError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except AnomedError as error:
+        raise AnomedError(f"{path}: {error}") from None
+    if not isinstance(value, dict):
+        raise AnomedError(f"{path}: found {type(value).__name__}, expected keys and values")
+    return value
 
 
 class Run(Settings):
@@ -61,7 +90,7 @@ class Params:
     """
 
     def __init__(self, config: Mapping[str, Any]):
-        top = _check(Top, dict(config), "")
+        top = check(Top, dict(config), "")
         self.run: Run = top.run
         self.metrics = top.metrics.model_dump()
         self.domains: dict[str, Domain] = {}
@@ -79,14 +108,14 @@ class Params:
     def _add_domain(self, name: str, block: dict[str, Any]) -> None:
         where = f"domains.{name}"
         common = {key: block[key] for key in Domain.model_fields if key in block}
-        domain = _check(Domain, common, where)
+        domain = check(Domain, common, where)
         source = _plugin("domains", domain.source, f"{where}.source")
         rest = {key: value for key, value in block.items() if key not in common}
-        options = _check(source.Options, rest, where, also=Domain.model_fields)
-        if source.needs_root and not domain.root:
-            raise AnomedError(
-                f"{where}.root: not set, but source {domain.source!r} reads files; give their folder or zip"
-            )
+        options = check(source.Options, rest, where, also=Domain.model_fields)
+        if source.needs_root != bool(domain.root):
+            found = repr(domain.root) if domain.root else "nothing"
+            hint = "reads files: give their folder or zip" if source.needs_root else "reads no files: remove the key"
+            raise AnomedError(f"{where}.root: found {found}, but source {domain.source!r} {hint}")
         self.domains[name] = domain
         # a path is not content: `root` enters no hash, the fingerprint of what lies there does (plan.py)
         self.domain_blocks[name] = {**domain.model_dump(exclude={"root"}), **options.model_dump()}
@@ -94,10 +123,10 @@ class Params:
     def _add_method(self, name: str, block: dict[str, Any]) -> None:
         where = f"methods.{name}"
         implementation = block.get("implementation", name)
-        _check(Method, {"implementation": implementation}, where)
+        check(Method, {"implementation": implementation}, where)
         method = _plugin("methods", implementation, f"{where}.implementation")
         rest = {key: value for key, value in block.items() if key != "implementation"}
-        parameters = _check(method.Params, rest, where, also=Method.model_fields)
+        parameters = check(method.Params, rest, where, also=Method.model_fields)
         self.methods[name] = method
         self.method_blocks[name] = {"implementation": implementation, **parameters.model_dump()}
 
@@ -115,37 +144,4 @@ def _listed(key: str, values: list[Any], kind: str = "", blocks: Mapping[str, An
         if values.count(value) > 1:
             raise AnomedError(f"{key}: {value!r} stands there more than once")
         if blocks is not None and value not in blocks:
-            raise AnomedError(f"{key}: {value!r} has no block under `{kind}:`{_nearest(value, blocks)}")
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(str(name), [str(key) for key in known], n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(map(str, known))) or 'none'}"
-
-
-def _check(model: type[BaseModel], values: Any, where: str, also: Any = ()) -> Any:
-    """`values` as an instance of `model`, or AnomedError with one line per fault. `also`: further keys to suggest."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        lines = []
-        for fault in error.errors():
-            key = ".".join(str(part) for part in ((where,) if where else ()) + fault["loc"])
-            if fault["type"] == "extra_forbidden":
-                fields = _fields(model, fault["loc"][:-1])
-                lines.append(f"{key}: unknown key{_nearest(str(fault['loc'][-1]), [*fields, *also])}")
-            elif fault["type"] == "missing":
-                lines.append(f"{key}: missing")
-            else:
-                lines.append(f"{key}: {fault['msg'].lower()}, found {fault['input']!r}")
-        raise AnomedError("\n".join(lines)) from None
-
-
-def _fields(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """Names of the fields of the model that `path` leads to."""
-    for part in path:
-        inner = model.model_fields[str(part)].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        model = inner
-    return list(model.model_fields)
+            raise AnomedError(f"{key}: {value!r} has no block under `{kind}:`{nearest(value, blocks)}")

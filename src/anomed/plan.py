@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from anomed import cards, plugins, records, sources
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
-from anomed.params import Params
+from anomed.params import Params, read
 
 PREPARED = Path("data/prepared")
 WORK = Path("work")
 CARDS = Path("data/cards")
 MADE = ("data/prepared", "models", "runs", "scores", "results")  # what DVC records, with .snakemake/metadata
+__all__ = ["MADE", "TABLES", "Plan", "Run", "read"]
 TABLES = ("scores.csv", "table.csv", "table.md", "table.tex", "performance.csv")
 
 
@@ -65,11 +66,12 @@ class Plan:
         block = self.params.domains[domain]
         cls = plugins.load("domains", block.source)
         options = {k: v for k, v in self.params.domain_blocks[domain].items() if k in cls.Options.model_fields}
-        return cls(domain, cls.Options(**options), Path(block.root) if block.root else None, WORK)
+        return cls(domain, cls.Options(**options), Path(block.root).expanduser() if block.root else None, WORK)
 
     def root(self, domain: str) -> str:
-        """Where the domain's raw data lie; empty when its source needs none."""
-        return self.params.domains[domain].root or ""
+        """Where the domain's raw data lie, `~` expanded; empty when its source needs none."""
+        root = self.params.domains[domain].root
+        return str(Path(root).expanduser()) if root else ""
 
     @cache  # noqa: B019  one plan per process
     def prepare_params(self, domain: str) -> str:
@@ -79,10 +81,10 @@ class Plan:
         """Identity of the raw data; once prepared, they may be gone (a clone with pulled results needs no raw data)."""
         try:
             return self.source(domain).fingerprint()
-        except AnomedError as error:
+        except (AnomedError, OSError) as error:
             card = PREPARED / domain / "card.json"
             root = self.root(domain)
-            if root and not Path(root).exists() and card.exists():
+            if root and not Path(root).expanduser().exists() and card.exists():
                 return str(records.read_json(card)["parameters"]["fingerprint"])
             raise AnomedError(f"domains.{domain}: {error}") from None
 
@@ -106,6 +108,19 @@ class Plan:
             for name in self.systems
         }
         return json.dumps({"domains": self.domains, "systems": systems})  # unsorted: order is the table's order
+
+    def upstream(self) -> str:
+        """Hash of all that decides the files that the table is made from: parameters, raw data, cards, code.
+
+        Snakemake does not make a missing file again while what was made from it is there. After a job failed its
+        outputs are gone, and only this tells the next run that the table is of another state.
+        """
+        domains = {name: [self.prepare_params(name), self.card(name)] for name in self.domains}
+        systems = {name: self.score_params(name) for name in self.systems}
+        files = {file for name in self.domains for file in self.code("prepare", domain=name)}
+        files |= {file for name in self.systems for step in ("fit", "predict") for file in self.code(step, system=name)}
+        code = {file: records.digest_file(sources.ROOT.parents[1] / file) for file in {*files, *self.code("score")}}
+        return records.digest({"domains": domains, "systems": systems, "code": code})
 
     def torch_threads(self, system: str) -> int:
         """CPU threads of a job, from the method's own parameters: never from --cores, which would change bytes."""

@@ -1,4 +1,4 @@
-"""Plug-ins: a decorator that names a class, the base of their parameters, and folder discovery."""
+"""Plug-ins: a decorator that names a class, and folder discovery."""
 
 import difflib
 import importlib
@@ -7,18 +7,10 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from anomed.errors import AnomedError
 
 T = TypeVar("T", bound=type)
 _REGISTRY: dict[str, dict[str, type]] = {}
-
-
-class Settings(BaseModel):
-    """Base of every plug-in's parameters: unknown keys are refused, values are not coerced."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:

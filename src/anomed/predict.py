@@ -17,14 +17,14 @@ def predict(model: Path, data: Path, out: Path, device: str) -> None:
     from safetensors.numpy import load_file
 
     prepared = Prepared(data)
-    fitted = records.read_json(model / records.RUN_CARD)
+    fitted = records.read_card(model / records.RUN_CARD, "system", "seed", "parameters", "data_hash")
     if fitted["data_hash"] != prepared.hash:
         raise AnomedError(
             f"{model}: fitted on other data (hash {fitted['data_hash']}) than {data} ({prepared.hash}); fit again"
         )
     detector = create(fitted["parameters"], fitted["seed"], device)
     try:
-        detector.restore(load_file(model / STATE))
+        detector.restore(load_file(records.verified(model / STATE, fitted)))
     except (OSError, SafetensorError) as error:
         raise AnomedError(f"{model / STATE}: unreadable ({error}); fit again") from None
     rows = prepared.evaluated().row
@@ -33,5 +33,5 @@ def predict(model: Path, data: Path, out: Path, device: str) -> None:
             images = prepared.images[rows.iloc[0] : rows.iloc[-1] + 1] if len(rows) else prepared.images[:0]
             batches = console.track(detector.score(images), f"predict {fitted['system']}")
             maps = predictions.write(partial, prepared, batches, detector.localises)
-            card.facts.update(maps=maps, model=records.digest_file(model / STATE))
+            card.facts.update(maps=maps, model=fitted["files"][STATE])
         card.write(partial)

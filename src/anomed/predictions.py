@@ -217,8 +217,10 @@ class Predictions:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.card: dict[str, Any] = records.read_json(folder / records.RUN_CARD)
-        self.scores = _read_scores(folder / "scores.csv")
+        self.card = records.read_card(
+            folder / records.RUN_CARD, "domain", "system", "seed", "parameters", "data_hash", "maps"
+        )
+        self.scores = _read_scores(records.verified(folder / "scores.csv", self.card))
         self.codec: Codec | None = None
         if self.scores.map_row.notna().any():
             try:
@@ -235,7 +237,7 @@ class Predictions:
             return None
         path, count = self.folder / "maps.npy", int(self.scores.map_row.notna().sum())
         try:
-            maps = np.load(path, mmap_mode="r")
+            maps = np.load(records.verified(path, self.card), mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
             raise AnomedError(f"{path}: unreadable ({error}); run predict again") from None
         if maps.dtype != np.uint16 or maps.ndim != 3 or len(maps) != count:

@@ -3,7 +3,7 @@
 import collections
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,16 @@ from anomed import cards, console, manifest, plugins, records
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
 from anomed.manifest import Case, CaseProblem, Pixels, Writer
+from anomed.settings import Settings, check
 
-COMMON = {"source", "size", "release", "fingerprint"}
+
+class Block(Settings):
+    """The keys of `--params` common to every source; the others are the source's options."""
+
+    source: str
+    size: int
+    release: Literal["official"] | None
+    fingerprint: str
 
 
 def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Path, out: Path, problems: Path) -> None:
@@ -23,18 +31,21 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
     problems: where the list of problems goes. Raises AnomedError when a problem is not one that the domain's card
     lists with its exact count for an official release.
     """
-    cls = plugins.load("domains", parameters["source"])
-    options = cls.Options(**{key: value for key, value in parameters.items() if key not in COMMON})
+    common = {key: value for key, value in parameters.items() if key in Block.model_fields}
+    block = check(Block, common, "--params")
+    cls = plugins.load("domains", block.source)
+    rest = {key: value for key, value in parameters.items() if key not in common}
+    options = check(cls.Options, rest, "--params", also=Block.model_fields)
     source: Source = cls(domain, options, root, work)
     cases = manifest.ordered(source.cases())
     found = [*source.problems, *_clashes(cases)]
     if not cases:
-        raise AnomedError(f"{root}: no image found for domain {domain!r}; expected the layout that README.md shows")
-    official = parameters["release"] == "official"
+        raise AnomedError(f"{root}: source {block.source!r} found no image there for domain {domain!r}")
+    official = block.release == "official"
     card = cards.load(domain, Path("data/cards"))
-    entry = card.sources.get(parameters["source"]) if card else None
+    entry = card.sources.get(block.source) if card else None
     with records.atomic_dir(out) as partial:
-        writer = Writer(partial, parameters["size"], source.colour, source.has_masks, len(cases))
+        writer = Writer(partial, block.size, source.colour, source.has_masks, len(cases))
         seen: dict[str, Case] = {}
         written: set[str] = set()
         for case in console.track(cases, f"prepare {domain}"):
@@ -54,7 +65,7 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
         facts = {
             "domain": domain,
             "title": card.title if card else domain,
-            "source": parameters["source"],
+            "source": block.source,
             "official": official,
             "note": "the released data" if official else source.note,
             "licence": entry.licence if entry else "",

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -19,6 +20,11 @@ from typing import Any
 from anomed.errors import AnomedError
 
 RUN_CARD = "run.json"
+# What the commands write into the folders that they replace whole (contracts 1 to 3, and the embedded volumes).
+OURS = re.compile(
+    r"card\.json|run\.json|manifest\.csv|images\.npy|masks\.npz|native\.zip|state\.safetensors|scores\.csv|maps\.npy"
+    r"|answers\.jsonl|subjects\.csv|sub-\d+_(flair|lesion)\.nii\.gz"
+)
 PARENT = "ANOMED_PARENT"  # process id of the Snakemake that started this job, if one did
 
 
@@ -45,6 +51,16 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _foreign(target: Path) -> str | None:
+    """Name of an entry of `target` that is not a file of the contracts, if there is one."""
+    if not target.exists():
+        return None
+    if not target.is_dir():
+        return target.name
+    names = sorted(path.name for path in target.iterdir() if path.is_dir() or not OURS.fullmatch(path.name))
+    return names[0] if names else None
 
 
 def _still_wanted() -> None:
@@ -92,7 +108,13 @@ def atomic_file(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_dir(target: Path) -> Iterator[Path]:
-    """Yields an empty temporary folder beside `target`; on success it replaces `target` whole, else it is removed."""
+    """Yields an empty temporary folder beside `target`; on success it replaces `target` whole, else it is removed.
+
+    Raises AnomedError, before anything is done, when `target` holds what no command of ours has written.
+    """
+    foreign = _foreign(target)
+    if foreign:
+        raise AnomedError(f"{target}: holds {foreign!r}, which is not ours to replace; name another folder or empty it")
     partial = _partial(target)
     partial.mkdir()
     try:
@@ -127,6 +149,28 @@ def read_json(path: Path) -> Any:
         raise AnomedError(f"{path}: not found; the step that makes it has not run") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise AnomedError(f"{path}: not valid JSON ({error}); delete it and run again") from None
+
+
+def read_card(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object of a card that has at least `keys`. Raises AnomedError naming the file and what is missing."""
+    card = read_json(path)
+    if not isinstance(card, dict):
+        raise AnomedError(f"{path}: found {type(card).__name__}, expected a JSON object; delete it and run again")
+    missing = [key for key in ("files", *keys) if key not in card]
+    if missing or not isinstance(card["files"], dict):
+        raise AnomedError(
+            f"{path}: the key {(missing or ['files'])[0]!r} is missing or damaged; delete it and run again"
+        )
+    return card
+
+
+def verified(path: Path, card: dict[str, Any]) -> Path:
+    """`path`, once its bytes have the hash that its card gives. Raises AnomedError naming a file that is other."""
+    if not path.exists():
+        raise AnomedError(f"{path}: not found; the step that makes it has not run")
+    if not path.is_file() or digest_file(path) != card["files"].get(path.name):
+        raise AnomedError(f"{path}: not the file that the card beside it describes; delete its folder and run again")
+    return path
 
 
 def code_files() -> dict[str, str]:
@@ -164,15 +208,17 @@ class RunCard:
         self.facts["peak_memory_mb"] = round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)
 
     def write(self, folder: Path) -> None:
-        """Write `run.json` into `folder`, and print the warnings to standard error."""
+        """Write `run.json` with the hashes of all files in `folder`, and print the warnings to standard error."""
         unique = list(dict.fromkeys(self.warnings))
         for text in unique:
             print(f"warning: {text}", file=sys.stderr)
         files = code_files()
         loaded = {name.partition(".")[0] for name in sys.modules}
         packages = ("numpy", "pandas", "scipy", "torch", "torchvision", "timm", "monai", "anomalib", "safetensors")
+        hashes = {path.name: digest_file(path) for path in sorted(folder.iterdir()) if path.name != RUN_CARD}
         card = {
             **self.facts,
+            "files": hashes,
             "warnings": unique,
             "code": {"sha256": digest(files), "files": files},
             "versions": {

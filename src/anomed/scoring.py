@@ -1,10 +1,10 @@
 """Scores of one run (contract 4): hold predictions against the truth of the test split.
 
 Every metric declared in `metrics/` gives one record: metric, label, level, value (or null), reason (of a null), n,
-counts, unit, direction, definition, version. `n` is the number of test images that went in. `counts` says what they
-hold, for image metrics {"normal", "abnormal"} images, for pixel metrics {"normal", "abnormal"} pixels, "regions", and
-"excluded", the test images left out because their pixel truth is unknown. Curves, where both classes occur, stand in
-the .npz beside the records.
+counts, unit, direction, definition, source, version. `n` is the number of test images that went in. `counts` says
+what they hold, for image metrics {"normal", "abnormal"} images, for pixel metrics {"normal", "abnormal"} pixels,
+"regions", and "excluded", the test images left out because their pixel truth is unknown. Curves, where both classes
+occur, stand in the .npz beside the records.
 """
 
 from itertools import zip_longest
@@ -31,8 +31,11 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path) -> None:
     data do not belong together, or a file is damaged.
     """
     prepared, predictions = Prepared(data), Predictions(run)
-    options = parameters["metrics"]
-    test = _joined(prepared, predictions, {key: value for key, value in parameters.items() if key != "metrics"})
+    made_with = {key: value for key, value in parameters.items() if key != "metrics"}
+    options = parameters.get("metrics")
+    if not isinstance(options, dict):
+        raise AnomedError(f"--params.metrics: found {options!r}, expected the block `metrics:` of params.yaml")
+    test = _joined(prepared, predictions, made_with)
 
     scores, labels = test.score.to_numpy(), test.label.to_numpy()
     sizes = {"normal": int((labels == 0).sum()), "abnormal": int((labels == 1).sum())}
@@ -61,9 +64,6 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path) -> None:
 def _joined(prepared: Prepared, predictions: Predictions, made_with: dict[str, Any]) -> pd.DataFrame:
     """Manifest and scores of the test images side by side, once both are sure to be of the same images."""
     card = predictions.folder / records.RUN_CARD
-    missing = [key for key in ("domain", "system", "seed", "data_hash", "parameters") if key not in predictions.card]
-    if missing:
-        raise AnomedError(f"{card}: the key {missing[0]!r} is missing; run predict again")
     table, scores = prepared.evaluated(), predictions.scores
     wanted, found = table.image_id.tolist(), scores.image_id.tolist()
     for place, (one, other) in enumerate(zip_longest(wanted, found), 1):
@@ -128,5 +128,6 @@ def _record(
         "unit": metric.unit,
         "direction": metric.direction,
         "definition": metric.described(options),
+        "source": metric.source,
         "version": metric.version,
     }

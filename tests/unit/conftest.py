@@ -16,12 +16,23 @@ from anomed.report import html, table
 DOMAIN = "brain_mri"
 NATIVE = (40, 56)
 METRICS = {
-    "image_auroc": ("Image AUROC", "image", "higher", "Probability that an abnormal image outscores a normal one."),
-    "pixel_ap": ("Pixel AP", "pixel", "higher", "Average precision over all pixels."),
-    "miss": ("Missed", "image", "lower", "Share of missed lesions."),
+    "image_auroc": (
+        "Image AUROC",
+        "image",
+        "higher",
+        "Chance that an abnormal image outscores a normal one.",
+        "A 1982",
+    ),
+    "pixel_ap": ("Pixel AP", "pixel", "higher", "Average precision over all pixels.", "B & C <2010>, 3:4-5"),
+    "miss": ("Missed", "image", "lower", "Share of missed lesions.", "this test"),
+}
+COUNTS = {
+    "image": {"normal": 5, "abnormal": 9},
+    "pixel": {"normal": 30_820, "abnormal": 540, "regions": 9, "excluded": 0},
 }
 SEEDS = {"random": [0, 1, 2], "deep_svdd": [0], "label": [0, 1]}
 REASON = "no anomaly maps: the method does not localise"
+NO_TRUTH = "the domain has no pixel truth"
 
 
 @dataclass
@@ -119,20 +130,23 @@ class Benchmark:
             values = noise if system == "random" else image * 10 + noise
             yield values.mean(keepdims=True)[0].astype(np.float64), values[None] if localises else None
 
-    def score(self, domain: str, system: str, seed: int, values: dict[str, float | str | None], **changes: Any) -> Path:
-        """Write a score file; a text instead of a value is the reason why there is none."""
+    def score(self, domain: str, system: str, seed: int, values: dict[str, float | str | None], **counts: int) -> Path:
+        """Write a score file; a text instead of a value is the reason why there is none. counts: of pixel metrics."""
         path = self.scores / domain / system / f"{seed}.json"
         if not self.localises.get(system, True) and "pixel_ap" in values:
             values = {**values, "pixel_ap": REASON}
+        if not self.masks and "pixel_ap" in values:
+            values = {**values, "pixel_ap": NO_TRUTH}
         found = []
         for name, value in values.items():
-            facts = dict(zip(("label", "level", "direction", "definition"), METRICS[name], strict=True))
+            facts = dict(zip(("label", "level", "direction", "definition", "source"), METRICS[name], strict=True))
             outcome = {"value": None, "reason": value} if isinstance(value, str) else {"value": value, "reason": None}
-            counted = {"n": 14, "counts": {"normal": 5, "abnormal": 9}}
+            held = COUNTS[facts["level"]] | (counts if facts["level"] == "pixel" else {})
+            counted = {"n": 14, "counts": held}
             found.append({"metric": name, **outcome, **counted, **facts, "unit": "fraction", "version": 1})
         hashes = {"manifest_hash": Prepared(self.prepared / domain).hash, "parameter_hash": records.digest(system)}
         file = {"domain": domain, "system": system, "seed": seed, **hashes, "records": found}
-        records.write_json(path, {**file, **changes})
+        records.write_json(path, file)
         return path
 
     def table(self) -> None:

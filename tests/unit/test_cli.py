@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import shipped
 import tiny_domain
 import yaml
 from paths import ROOT
@@ -50,7 +51,10 @@ def test_a_job_whose_snakemake_was_killed_discards_its_result(tmp_path: Path) ->
             "argument --params: not valid JSON",
         ),
         (["fit", "x", "--params", "[]", "--seed", "0", "--data", "d", "--out", "o"], "argument --params: found list"),
-        (["fit", "x", "--params", "{}", "--seed", "one", "--data", "d", "--out", "o"], "invalid int value: 'one'"),
+        (
+            ["fit", "x", "--params", "{}", "--seed", "one", "--data", "d", "--out", "o"],
+            "argument --seed: found 'one', expected an integer",
+        ),
         (["predict", "--mode", "m"], "the following arguments are required: --model"),
     ],
 )
@@ -65,8 +69,11 @@ def test_help_of_every_command_needs_no_heavy_library() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT / "src") == "set()\n"
 
 
-def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_doctor_says_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(yaml.safe_dump(shipped.params()))
     assert doctor(Path("params.yaml")) == 0
     text = capsys.readouterr().out
     for word in ("torch", "snakemake", "brain_mri", "tf_efficientnet_lite0", "sha256", "GB free"):
@@ -77,7 +84,7 @@ def test_doctor_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = shipped.params()
     params["domains"]["brain_mri"] = {"source": "bmad", "root": "raw/[bmad]"}
     Path("params.yaml").write_text(yaml.safe_dump(params))
     assert doctor(Path("params.yaml")) == 1

@@ -50,6 +50,9 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     tiny_domain.domain(tmp_path / "data", COUNTS)
     detect.fit("chance", RANDOM, 0, tmp_path / "data", tmp_path / "model", "auto")
     (tmp_path / "model" / detect.STATE).write_bytes(b"\x80\x04cposix\nsystem\n.")
+    with pytest.raises(AnomedError, match=r"state\.safetensors: not the file that the card beside it describes"):
+        predict.predict(tmp_path / "model", tmp_path / "data", tmp_path / "run", "auto")
+    tiny_domain.seal(tmp_path / "model")
     with pytest.raises(AnomedError, match=r"state\.safetensors: unreadable .*; fit again"):
         predict.predict(tmp_path / "model", tmp_path / "data", tmp_path / "run", "auto")
 

@@ -1,18 +1,19 @@
 """params.yaml: every fault is one line with the key, what was found and the nearest valid name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import shipped
 from paths import ROOT
 
 from anomed.errors import AnomedError
-from anomed.params import Params
+from anomed.params import Params, read
 
 
 def config(**changes: Any) -> dict[str, Any]:
     """The shipped params.yaml with dotted keys replaced."""
-    value = yaml.safe_load((ROOT / "params.yaml").read_text())
+    value = shipped.params()
     for dotted, new in changes.items():
         *path, last = dotted.split("__")
         inner = value
@@ -22,7 +23,11 @@ def config(**changes: Any) -> dict[str, Any]:
     return value
 
 
-def test_shipped_file_is_valid_and_blocks_carry_every_default() -> None:
+def test_the_file_in_this_folder_is_valid() -> None:
+    Params(read(ROOT / "params.yaml"))
+
+
+def test_blocks_carry_every_default() -> None:
     params = Params(config())
     assert params.run.systems[0] == "random"
     assert params.method_blocks["intensity"] == {"implementation": "intensity", "quantile": 0.99}
@@ -69,7 +74,7 @@ def test_a_root_is_no_content() -> None:
         ),
         (
             {"domains__brain_mri": {"source": "bmad"}},
-            r"^domains\.brain_mri\.root: not set, but source 'bmad' reads files",
+            r"^domains\.brain_mri\.root: found nothing, but source 'bmad' reads files",
         ),
         ({"domains__brain_mri": {}}, r"^domains\.brain_mri\.source: missing$"),
         (
@@ -86,6 +91,24 @@ def test_faults_are_one_clear_line(changes: dict[str, Any], message: str) -> Non
     with pytest.raises(AnomedError, match=message) as caught:
         Params(config(**changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: [", r"params\.yaml: not valid YAML: .*line 1"),
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", r"params\.yaml: the key 'c' stands twice, in lines 3 and 4; keep one"),
+        ("- a\n", r"params\.yaml: found list, expected keys and values"),
+        ("", r"params\.yaml: found NoneType, expected keys and values"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "params.yaml"
+    with pytest.raises(AnomedError, match=r"params\.yaml: not found"):
+        read(path)
+    path.write_text(text)
+    with pytest.raises(AnomedError, match=message):
+        read(path)
 
 
 def test_missing_top_level_key() -> None:

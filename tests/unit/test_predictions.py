@@ -1,5 +1,6 @@
 """Predictions: what is kept, what is refused, the loss of the coding, bounded memory, damaged files."""
 
+import json
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tiny_domain import domain, noise, run
+from tiny_domain import domain, noise, run, seal
 
 from anomed import predictions
 from anomed.errors import AnomedError
@@ -173,14 +174,14 @@ DAMAGE = {
     "no card": (lambda run: (run / "run.json").unlink(), r"run\.json: not found"),
     "no codec": (lambda run: _edit(run / "run.json", '"codec"', '"other"'), r"run\.json: no coding of the maps"),
     "codec key": (lambda run: _edit(run / "run.json", '"iqr"', '"range"'), r"run\.json: found the map coding"),
-    "no scores": (lambda run: (run / "scores.csv").unlink(), r"scores\.csv: not found; run `anomed predict` first"),
+    "no scores": (lambda run: (run / "scores.csv").unlink(), r"scores\.csv: not found; the step that makes it has not run"),
     "empty scores": (lambda run: (run / "scores.csv").write_text(""), r"scores\.csv: unreadable"),
     "columns": (lambda run: _edit(run / "scores.csv", "score", "anomaly"), r"scores\.csv: found columns \['image_id', 'anomaly'"),
     "text": (lambda run: _edit(run / "scores.csv", "valid/0/0,", "valid/0/0,x"), r"scores\.csv: unreadable"),
     "empty score": (lambda run: (run / "scores.csv").write_text("image_id,score,map_row\na,,0\n"), r"scores\.csv: unreadable|score of a is not"),
     "infinite": (lambda run: (run / "scores.csv").write_text("image_id,score,map_row\na,inf,0\n"), r"scores\.csv: the score of a is not a finite"),
     "map_row": (lambda run: (run / "scores.csv").write_text("image_id,score,map_row\na,1,1\n"), r"scores\.csv: map_row does not count up"),
-    "no maps": (lambda run: (run / "maps.npy").unlink(), r"maps\.npy: unreadable"),
+    "no maps": (lambda run: (run / "maps.npy").unlink(), r"maps\.npy: not found"),
     "truncated": (lambda run: (run / "maps.npy").write_bytes((run / "maps.npy").read_bytes()[:-9]), r"maps\.npy: unreadable"),
     "no header": (lambda run: (run / "maps.npy").write_bytes(b"\x93NUM"), r"maps\.npy: unreadable"),
     "empty maps": (lambda run: (run / "maps.npy").write_bytes(b""), r"maps\.npy: unreadable"),
@@ -194,13 +195,26 @@ def test_damaged_files_are_named(prepared: Prepared, tmp_path: Path, damage: str
     folder = run(tmp_path / "run", prepared, noise(prepared))
     spoil, message = DAMAGE[damage]
     spoil(folder)
+    seal(folder)
     with pytest.raises(AnomedError, match=message):
         _ = predictions.Predictions(folder).maps
 
 
+@pytest.mark.parametrize("name", ["scores.csv", "maps.npy"])
+def test_a_file_that_was_changed_is_noticed(prepared: Prepared, tmp_path: Path, name: str) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    data = bytearray((folder / name).read_bytes())
+    data[-3] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(AnomedError, match=rf"{name}: not the file that the card beside it describes"):
+        _ = predictions.Predictions(folder).maps
+
+
 def test_an_id_that_looks_like_a_missing_value_stays_text(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
+    keys = ("domain", "system", "seed", "parameters", "data_hash", "maps")
+    (tmp_path / "run.json").write_text(json.dumps(dict.fromkeys(keys)))
     (tmp_path / "scores.csv").write_text('image_id,score,map_row\nNA,0.1,\n007,-1e-300,\n"a,b",3,\n')
+    seal(tmp_path)
     read = predictions.Predictions(tmp_path)
     assert read.scores.image_id.tolist() == ["NA", "007", "a,b"]
     assert read.scores.score.tolist() == [0.1, -1e-300, 3.0]

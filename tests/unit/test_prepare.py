@@ -126,7 +126,7 @@ def test_all_problems_are_listed_at_once(build: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_at_all_is_an_error(build: Any) -> None:
-    with pytest.raises(AnomedError, match="no image found for domain 'toy'"):
+    with pytest.raises(AnomedError, match="found no image there for domain 'toy'"):
         build([])
 
 

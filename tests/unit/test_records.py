@@ -31,12 +31,24 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
 def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "model"
     with records.atomic_dir(target) as partial:
-        (partial / "weights").write_text("1")
+        (partial / "scores.csv").write_text("1")
     with pytest.raises(RuntimeError), records.atomic_dir(target) as partial:
-        (partial / "weights").write_text("2")
+        (partial / "scores.csv").write_text("2")
         raise RuntimeError
-    assert (target / "weights").read_text() == "1"
+    assert (target / "scores.csv").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "test/good"])
+def test_a_folder_of_others_is_never_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out" / name).parent.mkdir(parents=True)
+    (tmp_path / "out" / name).write_text("mine")
+    with (
+        pytest.raises(AnomedError, match=r"out: holds 'test|out: holds 'thesis\.txt', which is not ours to replace"),
+        records.atomic_dir(tmp_path / "out"),
+    ):
+        pytest.fail("must not come here")
+    assert (tmp_path / "out" / name).read_text() == "mine"
 
 
 def test_what_a_killed_job_left_is_removed(tmp_path: Path) -> None:

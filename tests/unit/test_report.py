@@ -66,7 +66,7 @@ def test_numbers_are_those_of_the_records(finished: Any) -> None:
         ["system", "seeds", "Image AUROC ↑", "Pixel AP ↑", "Missed ↓"],
         ["random", "3", "0.5000", "± 0.2500", "0.1250", "± 0.0000", "0.5000", "± 0.0000"],
         ["deep_svdd", "1", "0.2500", "", "0.1250", "", "0.5000", ""],
-        ["label", "2", "0.3750", "± 0.1768", "–1", "", "0.5000", "± 0.0000"],
+        ["label", "2", "0.3750", "± 0.1768", "– [1]", "", "0.5000", "± 0.0000"],
     ]
 
 
@@ -89,8 +89,8 @@ def test_scores_under_the_pictures_are_those_of_the_run(finished: Any) -> None:
 def test_an_empty_cell_has_its_reason_and_a_silent_system_is_named(finished: Any) -> None:
     text = page_of(finished)
     assert ("td", {"class": "mean", "title": REASON}) in Page(text).tags
-    assert f"<sup>1</sup> {REASON}." in " ".join(text.split())
-    assert "No maps from label: it gives image scores only." in text
+    assert f"No value: [1] {REASON}." in " ".join(text.split())
+    assert "No maps from label: image scores only." in text
 
 
 def test_the_page_says_that_embedded_data_reproduce_nothing(finished: Any) -> None:
@@ -103,6 +103,52 @@ def test_the_page_of_released_data_prints_their_known_problems(benchmark: Any) -
     text = benchmark.make().report()
     assert "not the released data" not in text
     assert "Warning: known problem of these data: duplicate across splits (2)." in text
+
+
+def test_definitions_name_their_source(finished: Any) -> None:
+    plain = " ".join(page_of(finished).split())
+    assert (
+        'Average precision over all pixels. <span class="soft">Source: B &amp; C &lt;2010&gt;, 3:4-5. Unit: ' in plain
+    )
+
+
+def test_the_pictures_are_explained_once(benchmark: Any) -> None:
+    benchmark.domains = ["brain_mri", "liver_ct"]
+    text = " ".join(benchmark.make().report().split())
+    assert text.count("<h3>What each method saw</h3>") == 2
+    assert text.count("The cyan line is the outline of the truth.") == 1
+    assert text.count("Each method has one colour scale") == 1
+    assert text.index("Each method has one colour scale") < text.index('aria-label="Images of brain_mri"')
+    assert text.count("No maps from label: image scores only.") == 2
+
+
+@pytest.mark.parametrize("shape", [(40, 400), (400, 40), (217, 181), (1, 1)])
+def test_every_picture_fits_the_common_cell(shape: tuple[int, int]) -> None:
+    height, width, _ = pixels(figures.photo(np.zeros(shape, np.uint8))).shape
+    assert width == figures.WIDTH or height == figures.HEIGHT
+    assert width <= figures.WIDTH
+    assert height <= figures.HEIGHT
+    assert 6 * (figures.WIDTH + 16) < 1100  # image, truth and four methods, with the space between them
+
+
+def test_costs_have_one_decimal_and_whole_megabytes(copied: Any) -> None:
+    for folder, seconds, memory in ((copied.models, 123.811, 1095.8), (copied.runs, 0.04, 99.4)):
+        path = folder / "brain_mri/random/0/run.json"
+        records.write_json(path, {**records.read_json(path), "seconds": seconds, "peak_memory_mb": memory})
+    (copied.models / "brain_mri/deep_svdd/0/run.json").unlink()
+    copied.report()
+    costs = next(found for found in Page(page_of(copied)).tables if found[0][-1] == "predict, MB")
+    assert costs[1] == ["brain_mri", "random", "0", "cpu", "123.8", "1,096", "0.0", "99"]
+    assert costs[4][:6] == ["brain_mri", "deep_svdd", "0", "cpu", "–", "–"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("fit_seconds", "seconds"), (",cpu,", ",cpu,soon")])
+def test_a_damaged_performance_table_is_refused(copied: Any, old: str, new: str) -> None:
+    copied.table()
+    path = copied.results / "performance.csv"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(AnomedError, match=rf"^{path}: damaged \(.*(fit_seconds|soon).*\); run `anomed table` again$"):
+        copied.page()
 
 
 def test_text_from_data_is_no_markup(benchmark: Any) -> None:
@@ -167,8 +213,16 @@ def test_runs_on_other_data_are_refused(copied: Any) -> None:
 
 def test_a_domain_without_masks_shows_maps_and_no_truth(benchmark: Any) -> None:
     benchmark.masks = False
-    page = Page(benchmark.make().report())
+    text = benchmark.make().report()
+    page = Page(text)
     assert [head.partition("seed")[0] for head in page.tables[1][0]] == ["image", "random", "deep_svdd"]
+    assert page.tables[0][0] == ["system", "seeds", "Image AUROC ↑", "Missed ↓"]  # nor empty columns
+    assert page.tables[0][3] == ["label", "2", "0.3750", "± 0.1768", "0.5000", "± 0.0000"]
+    plain = " ".join(text.split())
+    assert "Pixel AP: no value, the domain has no pixel truth. Counted for image metrics: 5 normal images, 9" in plain
+    assert "No pixel truth in this domain. No maps from label: image scores only. </p>" in plain
+    for word in ("No value:", "metrics: nothing", "pixel metrics", "cyan line"):
+        assert word not in plain
     assert len(page.tables[1]) == 1 + 6 + 3
 
 
@@ -193,14 +247,15 @@ def test_the_scale_is_that_of_all_maps_of_the_run(finished: Any) -> None:
 
 def test_equal_values_have_equal_colours_in_every_map_of_a_run() -> None:
     scale = figures.Scale(-2.0, 6.0, -3.0, 9.0)
-    rising = np.linspace(-3, 9, 144, dtype=np.float32).repeat(144).reshape(144, 144)
-    flat = np.full((144, 144), rising[50, 0], np.float32)
-    one, other = (pixels(figures.heat(values, (144, 144), scale)) for values in (rising, flat))
+    side = figures.HEIGHT
+    rising = np.linspace(-3, 9, side, dtype=np.float32).repeat(side).reshape(side, side)
+    flat = np.full((side, side), rising[50, 0], np.float32)
+    one, other = (pixels(figures.heat(values, (side, side), scale)) for values in (rising, flat))
     assert (other == one[50]).all()
     assert (one[49] != one[50]).any()
     low, high = pixels(figures.colour_bar())[0, [0, -1]]
-    assert (one[:12] == low).all()  # below and above the scale: its ends
-    assert (one[109:] == high).all()
+    assert (one[: side // 12] == low).all()  # below and above the scale: its ends
+    assert (one[-side // 4 :] == high).all()
     assert high.sum() > low.sum()  # a higher score is brighter
 
 
@@ -213,8 +268,8 @@ def test_the_outline_of_the_smallest_lesion_is_visible_and_leaves_it_free() -> N
     mask = np.zeros((600, 800), bool)
     mask[300, 400] = True
     picture = pixels(figures.photo(np.full((600, 800), 77, np.uint8), mask))
-    assert picture.shape == (144, 192, 3)
+    assert picture.shape == (108, 144, 3)
     drawn = (picture == figures.OUTLINE).all(axis=2)
     assert drawn.sum() == 4
-    assert not drawn[72, 96]
+    assert not drawn[54, 72]
     assert (picture[~drawn] == 77).all()

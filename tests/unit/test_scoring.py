@@ -13,19 +13,21 @@ import pytest
 import tiny_domain
 from paths import ROOT
 from sklearn.metrics import average_precision_score, roc_auc_score
-from tiny_domain import domain, noise, run
+from tiny_domain import domain, noise, run, seal
 
 from anomed import records
 from anomed.errors import AnomedError
 from anomed.images import upsample
 from anomed.manifest import Prepared
-from anomed.metrics.declare import METRICS, metric
+from anomed.metrics.declare import METRICS, metric, metrics
 from anomed.predictions import Predictions
 from anomed.scoring import score
 
 COUNTS = {("train", 0): 2, ("valid", 0): 2, ("valid", 1): 3, ("test", 0): 4, ("test", 1): 5}
 PARAMETERS: dict[str, Any] = {**tiny_domain.PARAMETERS, "metrics": {"aupro_limit": 0.3}}
-NAMES = ["image_auroc", "image_ap", "pixel_auroc", "pixel_ap", "pixel_aupro"]
+SHIPPED = ["image_auroc", "image_ap", "pixel_auroc", "pixel_ap", "pixel_aupro"]
+IMAGE, PIXEL = ([found.name for found in metrics(level)] for level in ("image", "pixel"))
+BEST = {name: found.high if found.direction == "higher" else found.low for name, found in METRICS.items()}
 
 
 @pytest.fixture
@@ -50,10 +52,12 @@ def oracle(prepared: Prepared) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.array([float(row.label)]), whole
 
 
-def test_an_oracle_reaches_one_on_every_metric(tmp_path: Path) -> None:
+def test_an_oracle_reaches_the_better_end_of_every_metric(tmp_path: Path) -> None:
     prepared = domain(tmp_path / "data", COUNTS, native=[(40, 40)])
     found = scored(run(tmp_path / "oracle", prepared, oracle(prepared)), prepared)
-    assert {name: record["value"] for name, record in found["records"].items()} == dict.fromkeys(NAMES, 1.0)
+    values = {name: record["value"] for name, record in found["records"].items()}
+    assert values == BEST
+    assert {name: values[name] for name in SHIPPED} == dict.fromkeys(SHIPPED, 1.0)
 
 
 def test_a_constant_is_at_chance(prepared: Prepared, tmp_path: Path) -> None:
@@ -75,12 +79,19 @@ def test_records_say_what_they_are(prepared: Prepared, tmp_path: Path) -> None:
     }
     assert found["manifest_hash"] == prepared.hash
     assert found["parameter_hash"] == records.digest(PARAMETERS)
-    assert list(found["records"]) == NAMES
-    keys = {"metric", "label", "level", "value", "reason", "n", "counts", "unit", "direction", "definition", "version"}
+    assert list(found["records"]) == [*IMAGE, *PIXEL]
+    assert [name for name in found["records"] if name in SHIPPED] == SHIPPED
+    declared = ("label", "level", "unit", "direction", "source", "version")
     for name, record in found["records"].items():
-        assert set(record) == keys
-        assert 0 < record["value"] < 1, name
-        assert (record["reason"], record["n"], record["direction"], record["unit"]) == (None, 9, "higher", "fraction")
+        assert set(record) == {"metric", "value", "reason", "n", "counts", "definition", *declared}
+        assert METRICS[name].low <= record["value"] <= METRICS[name].high, name
+        assert (record["metric"], record["reason"], record["n"]) == (name, None, 9)
+        assert {key: record[key] for key in declared} == {key: getattr(METRICS[name], key) for key in declared}
+        assert record["definition"] == METRICS[name].described({"aupro_limit": 0.3})
+    for name in SHIPPED:
+        assert 0 < found["records"][name]["value"] < 1, name
+        assert (found["records"][name]["direction"], found["records"][name]["unit"]) == ("higher", "fraction")
+    assert found["records"]["image_auroc"]["source"] == "Hanley and McNeil 1982, Radiology 143:29-36"
     assert found["records"]["image_ap"]["counts"] == {"normal": 4, "abnormal": 5}
     test = prepared.table[prepared.table.split == "test"]
     masks = [prepared.mask(int(row)) for row in test.mask_row]
@@ -154,7 +165,7 @@ def test_what_cannot_be_computed_is_null_with_the_reason(
     prepared = domain(tmp_path / "data", counts, masks, unknown)
     batches = noise(prepared) if maps else ((scores, None) for scores, _ in noise(prepared))
     found = scored(run(tmp_path / "run", prepared, batches, maps), prepared)["records"]
-    for name in NAMES[2:]:
+    for name in PIXEL if "one class" not in reason else SHIPPED[2:]:  # another metric words that in its own way
         assert (found[name]["value"], found[name]["reason"]) == (None, reason)
     if not any(split == "test" and label for split, label in counts):
         assert found["image_ap"]["reason"] == "one class only: no abnormal image among 2"
@@ -168,6 +179,7 @@ def test_a_missing_map_is_a_reason(prepared: Prepared, tmp_path: Path) -> None:
     text[-1] = text[-1].rpartition(",")[0] + ","  # the last image loses its map
     (folder / "scores.csv").write_text("\n".join(text) + "\n")
     np.save(folder / "maps.npy", np.load(folder / "maps.npy")[:-1])
+    seal(folder)
     found = scored(folder, prepared)["records"]
     reason = "no map for 1 of 9 test images with pixel truth, the first is test/1/4"
     assert (found["pixel_ap"]["value"], found["pixel_ap"]["reason"]) == (None, reason)
@@ -216,7 +228,7 @@ def test_one_decorated_function_is_a_new_metric(
         return float(np.ptp(scores))
 
     found = scored(run(tmp_path / "run", prepared, noise(prepared)), prepared)["records"]
-    assert list(found) == [*NAMES[:2], "spread", *NAMES[2:]]
+    assert list(found) == [*IMAGE, "spread", *PIXEL]
     assert found["spread"]["value"] > 0
 
 
@@ -231,6 +243,7 @@ def test_other_images_are_refused_with_the_first_difference(prepared: Prepared, 
     }
     for message, changed in cases.items():
         (folder / "scores.csv").write_text("\n".join(changed) + "\n")
+        seal(folder)
         with pytest.raises(AnomedError, match=message):
             scored(folder, prepared)
     assert not (tmp_path / "scores").exists()

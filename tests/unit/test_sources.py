@@ -15,7 +15,7 @@ def test_importing_the_entry_module_loads_what_was_computed(command: str) -> Non
         f"import anomed.cli, {sources.ENTRY[command]}, sys;"
         "print(*sorted(m for m in sys.modules if m.partition('.')[0] == 'anomed'))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
     expected = sorted(f"src/{sources._file(name).relative_to(ROOT / 'src').as_posix()}" for name in run.stdout.split())
     assert sources.of(command) == expected
 

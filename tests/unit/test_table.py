@@ -14,6 +14,8 @@ from anomed import records
 from anomed.errors import AnomedError
 
 REASON = "no anomaly maps: the method does not localise"
+NO_TRUTH = "the domain has no pixel truth"
+CLAUSE = "embedded synthetic data, not the released data; reproduces no published number"
 FILES = ("scores.csv", "table.csv", "table.md", "table.tex", "performance.csv")
 
 
@@ -53,6 +55,8 @@ def test_scores_csv_has_a_row_for_every_run_and_metric(finished: Any) -> None:
     }
     assert {row["parameter_hash"] for row in found if row["system"] == "label"} == {records.digest("label")}
     assert json.loads(found[0]["counts"]) == {"normal": 5, "abnormal": 9}
+    assert {row["data"] for row in found} == {CLAUSE}
+    assert [row["source"] for row in found] == ["A 1982", "B & C <2010>, 3:4-5", "this test"] * len(runs)
 
 
 def test_an_empty_cell_has_its_reason_in_every_format(finished: Any) -> None:
@@ -63,7 +67,9 @@ def test_an_empty_cell_has_its_reason_in_every_format(finished: Any) -> None:
     text = (finished.results / "table.md").read_text()
     assert "| label | 2 | 0.3750 ± 0.1768 | – [1] | 0.5000 ± 0.0000 |" in text
     assert f"- [1] no value: {REASON}\n" in text
-    assert f"\\textsuperscript{{1}}No value: {REASON}." in (finished.results / "table.tex").read_text()
+    tex = (finished.results / "table.tex").read_text()
+    assert "label & 0.3750 $\\pm$ 0.1768 & -- [1] & 0.5000 $\\pm$ 0.0000 \\\\" in tex
+    assert f"[1] no value: {REASON}." in tex
 
 
 def test_one_seed_without_a_value_leaves_the_mean_empty_and_is_named(copied: Any) -> None:
@@ -93,9 +99,64 @@ def test_the_best_of_a_column_is_bold_whichever_way_is_better(copied: Any) -> No
 
 
 def test_tables_say_which_data_they_come_from(finished: Any) -> None:
-    clause = "embedded synthetic data, not the released data; reproduces no published number."
-    assert f"## brain_mri\n\nData: {clause}" in (finished.results / "table.md").read_text()
-    assert f"Data: {clause}" in (finished.results / "table.tex").read_text()
+    assert f"## brain_mri\n\nData: {CLAUSE}." in (finished.results / "table.md").read_text()
+    assert f"Data: {CLAUSE}." in (finished.results / "table.tex").read_text()
+
+
+def test_definitions_name_their_source(finished: Any) -> None:
+    text = (finished.results / "table.md").read_text()
+    assert (
+        "(`pixel_ap`, version 1): Average precision over all pixels. Source: B &amp; C &lt;2010&gt;, 3:4-5.\n" in text
+    )
+    assert text.count(" Source: ") == 3
+
+
+def test_metrics_that_are_empty_for_one_reason_are_a_line_instead_of_columns(benchmark: Any) -> None:
+    benchmark.masks = False
+    benchmark.make()
+    for system, seed in (("random", 0), ("random", 1), ("random", 2), ("deep_svdd", 0), ("label", 0), ("label", 1)):
+        benchmark.score("brain_mri", system, seed, {"image_auroc": 0.5, "pixel_ap": None, "miss": NO_TRUTH})
+    benchmark.table()
+    text, tex = ((benchmark.results / name).read_text() for name in ("table.md", "table.tex"))
+    line = f"Pixel AP, Missed: no value, {NO_TRUTH}."
+    assert "| system | seeds | Image AUROC ↑ |\n| :-- | --: | --: |\n| random | 3 | 0.5000 ± 0.0000 |\n" in text
+    assert f"| label | 2 | 0.5000 ± 0.0000 |\n\n{line}\n\nCounted for image metrics: " in text
+    assert "\\begin{tabular}{lr}\n\\toprule\nbrain\\_mri & Image AUROC $\\uparrow$ \\\\\n" in tex
+    assert f"\n{line}\n\\par}}" in tex
+    for found in (text, tex):
+        assert "[1]" not in found
+    assert "pixel metrics" not in text  # nothing was counted
+    assert "**Pixel AP**" in text  # still defined
+    assert "brain_mri.pixel_ap,brain_mri.pixel_ap.std," in (benchmark.results / "table.csv").read_text()
+    assert [row["reason"] for row in rows(benchmark.results / "scores.csv")[1::3]] == [NO_TRUTH] * 6
+
+
+def test_a_column_that_is_empty_for_two_reasons_stays(copied: Any) -> None:
+    for seed in (0, 1, 2):
+        copied.score("brain_mri", "random", seed, {"image_auroc": 0.5, "pixel_ap": "another", "miss": 0.5})
+    copied.score("brain_mri", "deep_svdd", 0, {"image_auroc": 0.5, "pixel_ap": "another", "miss": 0.5})
+    copied.table()
+    text = (copied.results / "table.md").read_text()
+    assert "| random | 3 | **0.5000 ± 0.0000** | – [1] | 0.5000 ± 0.0000 |" in text
+    assert "| label | 2 | 0.3750 ± 0.1768 | – [2] | 0.5000 ± 0.0000 |" in text
+    assert f"- [1] no value: another\n- [2] no value: {REASON}\n" in text
+    assert "Pixel AP: no value" not in text
+
+
+def test_what_was_counted_is_said_in_words(finished: Any, copied: Any) -> None:
+    text = (finished.results / "table.md").read_text()
+    assert "\n\nCounted for image metrics: 5 normal images, 9 abnormal images.\n" in text
+    assert "\n\nCounted for pixel metrics: 30,820 normal pixels, 540 abnormal pixels, 9 regions.\n" in text
+    values = {"image_auroc": 0.5, "pixel_ap": 0.5, "miss": 0.5}
+    copied.score("brain_mri", "random", 0, values, abnormal=1, regions=1, excluded=1)
+    copied.score("brain_mri", "random", 1, values, excluded=1200)
+    copied.table()
+    expected = (
+        "30,820 normal pixels, 1 abnormal pixel, 1 region, 1 image without pixel truth left out; or "
+        "30,820 normal pixels, 540 abnormal pixels, 9 regions, 1,200 images without pixel truth left out; or "
+        "30,820 normal pixels, 540 abnormal pixels, 9 regions."
+    )
+    assert f"\n\nCounted for pixel metrics: {expected}\n" in (copied.results / "table.md").read_text()
 
 
 def test_known_problems_of_released_data_are_warnings(benchmark: Any) -> None:
@@ -197,7 +258,7 @@ def test_text_from_data_is_no_markup(copied: Any) -> None:
     markdown, tex = ((copied.results / name).read_text() for name in ("table.md", "table.tex"))
     assert r"- [1] no value: a\|b_c \_d\_ &lt;script&gt; 5% &amp; $x$ #{y}~^\\ next" + "\n" in markdown
     assert (
-        r"No value: a|b\_c \_d\_ \textless{}script\textgreater{} 5\% \& \$x\$ \#\{y\}\textasciitilde{}"
+        r"[1] no value: a|b\_c \_d\_ \textless{}script\textgreater{} 5\% \& \$x\$ \#\{y\}\textasciitilde{}"
         r"\textasciicircum{}\textbackslash{} next." in tex
     )
     assert "brain\\_mri & Image AUROC $\\uparrow$" in tex

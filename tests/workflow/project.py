@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from paths import ROOT
 
 COPIED = (
     "Snakefile",
-    "params.yaml",
     "dvc.yaml",
     ".dvcignore",
     ".gitignore",
@@ -26,9 +26,17 @@ COPIED = (
     "data/cards",
 )
 BINARIES = Path(sys.executable).parent
-SMALL = {
+METHODS: dict[str, dict[str, Any]] = {
+    "random": {"implementation": "controls.random"},
+    "constant": {"implementation": "controls.constant"},
+    "intensity": {},
+    "patchcore": {"coreset_ratio": 0.1},
+}
+SMALL: dict[str, Any] = {
     "run": {"domains": ["brain_mri"], "systems": ["random", "constant", "intensity", "patchcore"], "seeds": [0, 1]},
     "domains": {"brain_mri": {"source": "embedded", "subjects": 10, "size": 96}},
+    "methods": METHODS,
+    "metrics": {"aupro_limit": 0.3},
 }
 # What must be byte-identical however the run went.
 STABLE = ("scores/**/*", "results/table.*", "results/scores.csv")
@@ -46,7 +54,7 @@ class Project:
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
             else:
                 shutil.copy(source, target)
-        self.edit(lambda params: params.update(SMALL))
+        (folder / "params.yaml").write_text(yaml.safe_dump(SMALL, sort_keys=False))
 
     def edit(self, change: Callable[[dict], object]) -> None:
         """Rewrite params.yaml."""
@@ -101,11 +109,9 @@ class Project:
 
 
 def jobs(output: str) -> set[str]:
-    """The jobs that a run or dry run names, as "rule" or "rule/domain/system/seed"."""
-    found = set()
-    for block in re.findall(r"^(?:local)?rule (\w+):\n((?: {4}.*\n)+)", output, flags=re.M):
-        rule, body = block
-        wildcards = re.search(r"wildcards: (.*)", body)
-        values = dict(pair.split("=") for pair in wildcards[1].split(", ")) if wildcards else {}
-        found.add("/".join([rule, *(values[k] for k in ("domain", "system", "seed") if k in values)]))
+    """The jobs that a run or dry run names, as "table", "prepare/domain" or "rule/domain/system/seed"."""
+    found = set(re.findall(r"^(?:local)?rule (\w+):$", output, flags=re.M))  # `all` has no message
+    for text in re.findall(r"^Job \d+: (.*)$", output, flags=re.M):
+        run = re.fullmatch(r"(\w+) (\S+) on (\S+), seed (\d+)", text)
+        found.add(f"{run[1]}/{run[3]}/{run[2]}/{run[4]}" if run else text.replace(" ", "/"))
     return found

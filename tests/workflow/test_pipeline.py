@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from project import BINARIES, Project, jobs
 
 from anomed.plan import Plan
@@ -180,7 +182,7 @@ def test_a_second_snakemake_is_refused_with_a_sentence(tmp_path: Path) -> None:
     output = project.snakemake(fails=True)
     assert "Another Snakemake is running in this folder" in output
     assert "Traceback" not in output
-    assert "rule prepare" in project.snakemake("-n"), "a dry run takes no lock"
+    assert "prepare/brain_mri" in jobs(project.snakemake("-n")), "a dry run takes no lock"
     assert first.poll() is None, "the first run goes on"
     project.kill(first, lambda: True)
 
@@ -238,6 +240,19 @@ def test_a_failed_job_says_why_and_leaves_nothing_half_written(tmp_path: Path) -
     assert any("a_001.png" in row["case"] for row in problems)
 
 
+def test_a_failed_job_fails_again_until_it_is_mended(copy: Project) -> None:
+    path = copy.folder / "src/anomed/domains/embedded.py"
+    sound = path.read_text()
+    path.write_text(sound.replace("def cases(self) -> list[Case]:", "def cases(self) -> list[Case]:\n        1 / 0"))
+    for _ in range(2):
+        assert "ZeroDivisionError" in copy.snakemake("results/table.csv", fails=True)
+    path.write_text(sound)
+    copy.snakemake()
+    assert len(table(copy)) == 4
+    shutil.rmtree(copy.folder / "runs")
+    assert "predict/brain_mri/intensity/0" in jobs(copy.snakemake("-n"))
+
+
 def test_a_toy_method_is_one_file_and_one_block(copy: Project) -> None:
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     code = textwrap.dedent(text.split("```python\n")[1].split("```")[0])
@@ -249,6 +264,24 @@ def test_a_toy_method_is_one_file_and_one_block(copy: Project) -> None:
     assert 0 <= float(row["brain_mri.image_auroc"]) <= 1
     assert row["brain_mri.pixel_auroc"] == ""
     assert "brightness" in (copy.folder / "results/table.md").read_text()
+
+
+def test_a_toy_source_is_one_file_and_one_block(copy: Project) -> None:
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    code = textwrap.dedent(text.split("```python\n")[2].split("```")[0])
+    (copy.folder / "src/anomed/domains/flat.py").write_text(code)
+    raw = copy.folder / "raw"
+    raw.mkdir()
+    pixels = np.random.default_rng(0)
+    for name in ("train_normal_a_1", "train_normal_b_1", "test_normal_c_1", "test_abnormal_d_1", "test_abnormal_d_2"):
+        Image.fromarray(pixels.integers(0, 256, (40, 60), dtype=np.uint8)).save(raw / f"{name}.png")
+    copy.edit(lambda p: p["domains"].update(my_set={"source": "flat", "root": "raw", "size": 32}))
+    copy.edit(lambda p: p["run"].update(domains=["my_set"], systems=["random", "constant"]))
+    copy.snakemake()
+    assert table(copy)["constant"]["my_set.image_auroc"] == "0.500000"
+    assert "test 1 normal, 2 abnormal" in (copy.folder / "results/table.md").read_text()
+    (raw / "test_abnormal_d_2.png").unlink()
+    assert "prepare/my_set" in jobs(copy.snakemake("-n")), "a change of the raw data is seen"
 
 
 def test_programs_of_the_environment_are_found_without_activating_it(built: Project) -> None:

@@ -23,6 +23,8 @@ rule prepare:
         root=lambda w, output: plan.root(w.domain),
         out="data/prepared/{domain}",
         problems="logs/prepare/{domain}.problems.csv",
+    message:
+        "prepare {wildcards.domain}"
     shell:
         "anomed prepare {wildcards.domain:q} --params {params.block:q} --root={params.root:q} --out {params.out:q}"
         " --problems {params.problems:q} > {log:q} 2>&1"

@@ -22,6 +22,8 @@ rule fit:
         device=lambda w, output: plan.params.run.device,
         data="data/prepared/{domain}",
         out="models/{domain}/{system}/{seed}",
+    message:
+        "fit {wildcards.system} on {wildcards.domain}, seed {wildcards.seed}"
     shell:
         "anomed fit {wildcards.system:q} --params {params.block:q} --seed {wildcards.seed} --data {params.data:q}"
         " --out {params.out:q} --device {params.device} > {log:q} 2>&1"
@@ -55,6 +57,8 @@ rule predict:
         data="data/prepared/{domain}",
         model="models/{domain}/{system}/{seed}",
         out="runs/{domain}/{system}/{seed}",
+    message:
+        "predict {wildcards.system} on {wildcards.domain}, seed {wildcards.seed}"
     shell:
         "anomed predict --model {params.model:q} --data {params.data:q} --out {params.out:q} --device {params.device}"
         " > {log:q} 2>&1"

@@ -14,6 +14,9 @@ rule table:
         "logs/table.log",
     params:
         plan=plan.table_params(),
+        upstream=plan.upstream(),
+    message:
+        "table"
     shell:
         "anomed table --plan {params.plan:q} > {log:q} 2>&1"
 
@@ -39,5 +42,7 @@ rule report:
         "logs/report.log",
     params:
         plan=plan.table_params(),
+    message:
+        "report"
     shell:
         "anomed report --plan {params.plan:q} > {log:q} 2>&1"

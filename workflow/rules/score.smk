@@ -20,6 +20,8 @@ rule score:
         block=lambda w: plan.score_params(w.system),
         data="data/prepared/{domain}",
         run="runs/{domain}/{system}/{seed}",
+    message:
+        "score {wildcards.system} on {wildcards.domain}, seed {wildcards.seed}"
     shell:
         "anomed score --run {params.run:q} --data {params.data:q} --params {params.block:q} --out {output.json:q}"
         " > {log:q} 2>&1"

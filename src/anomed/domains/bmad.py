@@ -12,7 +12,7 @@ from anomed.domains import bmad_layout
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
 from anomed.manifest import Case, CaseProblem, Pixels
-from anomed.plugins import Settings
+from anomed.settings import Settings
 
 
 @plugins.register("domains", "bmad")
@@ -50,9 +50,10 @@ class Bmad(Source):
         return self.released.masks
 
     def fingerprint(self) -> str:
-        """Digest of the set's file names and sizes (and CRCs in a zip), stray files left out. Reads no image."""
-        found = [[entry.name, entry.size, entry.crc] for entry in self._files if not bmad_layout.is_stray(entry.name)]
-        return records.digest([self.set, found])
+        """Digest of the names and contents of the set's files, stray ones left out."""
+        tree, base = self._located
+        files = [entry for entry in self._files if not bmad_layout.is_stray(entry.name)]
+        return records.digest([self.set, archive.identity(tree, base, files, self.hashes)])
 
     def cases(self) -> list[Case]:
         """Every image whose place is understood. Reads no pixels. Raises AnomedError when there is none."""

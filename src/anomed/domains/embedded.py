@@ -81,7 +81,7 @@ class Embedded(Source):
     """
 
     needs_root = False
-    note = "embedded data, not the released data: reproduces no published number"
+    note = "embedded data, not the released data; reproduces no published number"
 
     class Options(Source.Options):
         """seed: another seed gives another cohort. subjects: number of heads, at least 10 to fill every split."""

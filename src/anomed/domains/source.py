@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from anomed import archive, records
 from anomed.manifest import Case, CaseProblem
-from anomed.plugins import Settings
+from anomed.settings import Settings
 
 
 class Source:
@@ -38,8 +39,20 @@ class Source:
         return True
 
     def fingerprint(self) -> str:
-        """A cheap identity of what lies at `root`: changes when files there do, contains no path of the machine."""
-        return ""
+        """Identity of what lies at `root`: other when a file there is, the same for a copy elsewhere.
+
+        Raises AnomedError when nothing is there. Without it a change of the raw data would re-run nothing: a source
+        that overrides it must hash all that its cases are made from.
+        """
+        if self.root is None:
+            return ""
+        tree = archive.view(self.root)
+        return records.digest(archive.identity(tree, "", tree.files(), self.hashes))
+
+    @property
+    def hashes(self) -> Path:
+        """Where hashes of the files at `root` are remembered; may be deleted at any time."""
+        return self.work / "hashes" / f"{records.digest(str(self.root and self.root.absolute()))[:16]}.json"
 
     def cases(self) -> list[Case]:
         """Every image of the domain, in any order; pixels are read later, one by one, through `Case.load`."""

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from anomed import plugins
 from anomed.detect import Detector
-from anomed.plugins import Settings
+from anomed.settings import Settings
 
 BATCH = 32
 LUMINANCE = np.array([299, 587, 114])  # thousandths of R, G, B (ITU-R BT.601)

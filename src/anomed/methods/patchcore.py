@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from anomed import backbones, console, plugins
 from anomed.detect import Detector
 from anomed.errors import AnomedError
-from anomed.plugins import Settings
+from anomed.settings import Settings
 
 if TYPE_CHECKING:
     import torch

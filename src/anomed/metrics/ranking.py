@@ -6,8 +6,8 @@
 >>> lesion = np.zeros((8, 8), bool)
 >>> lesion[2:4, 2:5] = True
 >>> normal = np.zeros((8, 8), bool)
->>> pixel_metrics([lesion.astype(np.float32), np.zeros((8, 8), np.float32)], [lesion, normal])
-{'pixel_auroc': 1.0, 'pixel_ap': 1.0, 'pixel_aupro': 1.0}
+>>> pixel_metrics([lesion.astype(np.float32), np.zeros((8, 8), np.float32)], [lesion, normal])["pixel_aupro"]
+1.0
 """
 
 import math
@@ -155,17 +155,23 @@ def pixel_metrics(
 ) -> dict[str, float | None]:
     """Every pixel metric of one method's maps, by name; None where it cannot be computed.
 
-    maps: per image float32 H x W, higher is more anomalous, normal images among them; they are coded in 16 bits as
-    contract 3 says (`anomed.mapcodes`), or uint16 codes, taken as they are. masks: per image bool H x W, on the same
-    grid (`anomed.images.upsample` brings a map there). For the reason of a None, call that metric on a PixelHistogram.
-    Raises AnomedError on any other type, on shapes that differ and on NaN or infinity.
+    maps: per image floats H x W, higher is more anomalous, normal images among them; taken as float32 and coded in 16
+    bits as contract 3 says (`anomed.mapcodes`: values agree with those of the floats to some 1e-5), or uint16 codes,
+    taken as they are. masks: per image bool, or integers 0 and 1, H x W, on the same grid (`anomed.images.upsample`
+    brings a map there). For the reason of a None, call that metric on a PixelHistogram. Raises AnomedError on any
+    other type, on shapes that differ and on NaN or infinity.
     """
     if len(maps) != len(masks) or not len(maps):
         raise AnomedError(
             f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
         )
-    if all(one.dtype == np.float32 and one.size for one in maps):
+    if all(one.dtype.kind == "f" and one.size for one in maps):
+        maps = [one.astype(np.float32, copy=False) for one in maps]
         maps = list(map(_fit(maps).encode, maps))
+    masks = [
+        one.astype(bool) if one.dtype.kind in "iu" and not np.any(one > 1) and not np.any(one < 0) else one
+        for one in masks
+    ]
     histogram = PixelHistogram()
     for codes, mask in zip(maps, masks, strict=True):
         histogram.update(codes, mask)

@@ -13,7 +13,7 @@ from anomed.manifest import Prepared
 from anomed.predictions import Predictions
 
 ABNORMAL, NORMAL = 6, 3  # test images shown per domain
-WIDTH, HEIGHT = 200, 144  # a thumbnail fits into this box, in pixels
+WIDTH, HEIGHT = 144, 112  # a thumbnail fits into this box, in pixels; six side by side fit a page
 QUANTILES = (0.01, 0.999)  # ends of a colour scale, over every pixel of a run's maps
 OUTLINE = (0, 229, 255)  # cyan: in no place of the colour map, and apart from it for colour-blind readers
 CHUNK = 64  # maps read at a time

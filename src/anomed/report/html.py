@@ -15,6 +15,7 @@ from anomed.predictions import Predictions
 from anomed.report import figures, summary
 
 Job = tuple[str, str, str, int, dict[str, Any]]  # step, domain, system, seed, run card
+COSTS = {"fit_seconds": 1, "fit_peak_mb": 0, "predict_seconds": 1, "predict_peak_mb": 0}  # decimals printed
 COMMAND = "snakemake --cores all results/report.html"
 
 
@@ -41,7 +42,7 @@ def build(plan: dict[str, Any], prepared: Path, runs: Path, models: Path, result
         metrics={metric: facts for block in blocks for metric, facts in block.metrics.items()},
         performance=_performance(results / "performance.csv"),
         bar=figures.colour_bar(),
-        size=(figures.WIDTH, figures.HEIGHT),
+        width=figures.WIDTH,
         quantiles=[f"{100 * share:g} %" for share in figures.QUANTILES],
         command=COMMAND,
         commit=_commit(),
@@ -84,7 +85,9 @@ def _section(block: summary.Block, prepared: Prepared, runs: Path) -> dict[str, 
     return {
         "block": block,
         "title": prepared.card["title"],
-        "best": {metric: block.best(metric) for metric in block.metrics},
+        "columns": block.columns(),
+        "best": {metric: block.best(metric) for metric in block.columns()},
+        "omitted": block.omitted(),
         "notes": block.notes(),
         "data": summary.provenance(prepared.card),
         "counts": summary.counts(prepared.card),
@@ -96,7 +99,7 @@ def _section(block: summary.Block, prepared: Prepared, runs: Path) -> dict[str, 
 
 
 def _strip(prepared: Prepared, runs: dict[str, tuple[int, Predictions]]) -> dict[str, Any]:
-    """The columns (one per localising system, with its scale) and the rows (one per image) of the pictures."""
+    """The methods (one column per localising system, with its scale) and the lines (one per image) of the pictures."""
     tables = {system: run.scores.set_index("image_id") for system, (_, run) in runs.items()}
     available = set(prepared.table.image_id)
     for table in tables.values():
@@ -132,16 +135,22 @@ def _strip(prepared: Prepared, runs: dict[str, tuple[int, Predictions]]) -> dict
                 "maps": maps,
             }
         )
-    columns = [{"system": system, "seed": seed, "scale": scales[system]} for system, (seed, _) in runs.items()]
-    return {"columns": columns, "lines": lines}
+    methods = [{"system": system, "seed": seed, "scale": scales[system]} for system, (seed, _) in runs.items()]
+    return {"methods": methods, "lines": lines}
 
 
 def _performance(path: Path) -> list[dict[str, str]]:
+    """Rows of performance.csv as printed: seconds with one decimal, whole MB, a dash where there was no such job."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            row |= {key: f"{float(row[key]):,.{digits}f}" if row[key] else "–" for key, digits in COSTS.items()}
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; run `anomed table` first") from None
+    except (KeyError, ValueError) as error:
+        raise AnomedError(f"{path}: damaged ({error}); run `anomed table` again") from None
+    return rows
 
 
 def _cards(plan: dict[str, Any], runs: Path, models: Path) -> Iterator[Job]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from anomed.errors import AnomedError
 
-FACTS = ("label", "level", "unit", "direction", "definition", "version")  # of a metric; the same in every run
+FACTS = ("label", "level", "unit", "direction", "definition", "source", "version")  # of a metric; the same in every run
 COLUMNS = (
-    "domain", "system", "seed", "metric", "value", "reason", "n", "counts", *FACTS, "manifest_hash", "parameter_hash",
+    "domain", "system", "seed", "metric", "value", "reason", "n", "counts", *FACTS,
+    "data", "manifest_hash", "parameter_hash",
 )  # fmt: skip
 SPLITS, LABELS = ("train", "valid", "test"), ("normal", "abnormal")
 ARROWS = {"higher": "↑", "lower": "↓"}
@@ -43,7 +44,8 @@ class Block:
     """The table of one domain.
 
     seeds: of each system, in plan order. metrics: facts of each metric. counted: per level ("image", "pixel") what the
-    values were counted on, one text unless systems differ. cells: by (system, metric).
+    values were counted on, one text unless systems differ; a level without values is left out. cells: by
+    (system, metric).
     """
 
     domain: str
@@ -64,11 +66,28 @@ class Block:
         top = (max if self.metrics[metric]["direction"] == "higher" else min)(means.values())
         return {system for system, mean in means.items() if mean == top}
 
+    def columns(self) -> list[str]:
+        """The metrics to print a column of: all but those that no system has a value of, for one reason."""
+        return [metric for metric in self.metrics if not self._missing(metric)]
+
+    def omitted(self) -> list[str]:
+        """One sentence for each reason why metrics have no column: `Pixel AP, AUPRO: no value, ...`, without a stop."""
+        found: dict[str, list[str]] = {}
+        for metric, facts in self.metrics.items():
+            if reason := self._missing(metric):
+                found.setdefault(reason, []).append(facts["label"])
+        return [f"{', '.join(labels)}: no value, {reason}" for reason, labels in found.items()]
+
+    def _missing(self, metric: str) -> str:
+        """The one reason why no system has a value; empty when a system has one, or when reasons differ."""
+        reasons = {self.cells[system, metric].reason for system in self.seeds}
+        return reasons.pop() if len(reasons) == 1 else ""
+
     def notes(self) -> dict[str, int]:
-        """The distinct reasons of empty cells, numbered from 1 in reading order."""
+        """The distinct reasons of the empty cells that are printed, numbered from 1 in reading order."""
         found: dict[str, int] = {}
         for system in self.seeds:
-            for metric in self.metrics:
+            for metric in self.columns():
                 if reason := self.cells[system, metric].reason:
                     found.setdefault(reason, len(found) + 1)
         return found
@@ -105,16 +124,26 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]]) -> list[Bloc
             if where == domain:
                 metrics.setdefault(metric, {key: group[0][key] for key in FACTS})
                 cells[system, metric] = _mean(group)
-                level = counted.setdefault(group[0]["level"], {})
-                level |= {_counted(row["counts"]): None for row in group if row["value"] is not None}
+                level = group[0]["level"]
+                for row in group:
+                    if row["value"] is not None:
+                        counted.setdefault(level, {})[_counted(level, row["counts"])] = None
         seeds = {system: plan["systems"][system]["seeds"] for system in plan["systems"]}
         blocks.append(Block(domain, seeds, metrics, {level: list(found) for level, found in counted.items()}, cells))
     return blocks
 
 
-def _counted(counts: dict[str, int]) -> str:
-    keys = sorted(counts, key=lambda key: (key not in LABELS, key != LABELS[0], key))  # normal, abnormal, the others
-    return ", ".join(f"{counts[key]:,} {key}" for key in keys)
+def _counted(level: str, counts: dict[str, int]) -> str:
+    """For example `1,070 normal pixels, 42 abnormal pixels, 1 region, 2 images without pixel truth left out`."""
+    parts = [_number(counts[label], f"{label} {level}") for label in LABELS if label in counts]
+    parts += [_number(counts[key], key.removesuffix("s")) for key in sorted({*counts} - {*LABELS, "excluded"})]
+    if excluded := counts.get("excluded"):
+        parts.append(f"{_number(excluded, 'image')} without pixel truth left out")
+    return ", ".join(parts)
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def _mean(group: list[dict[str, Any]]) -> Cell:

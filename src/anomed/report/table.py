@@ -33,6 +33,7 @@ class Record(BaseModel):
     unit: str
     direction: Literal["higher", "lower"]
     definition: str
+    source: str
     version: int
 
     @model_validator(mode="after")
@@ -93,6 +94,7 @@ def collect(plan: dict[str, Any], cards: dict[str, Any], scores: Path) -> Iterat
             for metric in metrics:
                 row = dict(zip(("domain", "system", "seed"), run, strict=True)) | first[metric][1]
                 row |= found.get(metric, {"metric": metric, "value": None, "reason": "not applicable", "counts": {}})
+                row["data"] = summary.provenance(cards[domain])
                 yield row | {"manifest_hash": file.manifest_hash, "parameter_hash": file.parameter_hash}
 
 
@@ -158,28 +160,30 @@ def markdown(blocks: list[Block], cards: dict[str, Any]) -> str:
     """table.md: one table per domain, the data behind it, the reasons of empty cells, the definitions."""
     lines = ["# Benchmark table", "", _md(summary.LEGEND)]
     for block in blocks:
-        card, notes = cards[block.domain], block.notes()
+        card, notes, columns = cards[block.domain], block.notes(), block.columns()
         lines += ["", f"## {_md(block.domain)}", "", f"Data: {_md(summary.provenance(card))}."]
         lines += ["", f"Images: {_md(summary.counts(card))}."]
         for text in summary.problems(card):
             lines += ["", f"Warning: {_md(text)}."]
-        header = ["system", "seeds", *(_md(block.header(metric)) for metric in block.metrics)]
-        lines += ["", _md_row(header), _md_row([":--", "--:", *["--:"] * len(block.metrics)])]
+        header = ["system", "seeds", *(_md(block.header(metric)) for metric in columns)]
+        lines += ["", _md_row(header), _md_row([":--", "--:", *["--:"] * len(columns)])]
         for system, seeds in block.seeds.items():
             row = [_md(system), str(len(seeds))]
-            for metric in block.metrics:
+            for metric in columns:
                 cell = block.cells[system, metric]
                 text = f"**{cell.text()}**" if system in block.best(metric) else cell.text()
                 row.append(f"{text} [{notes[cell.reason]}]" if cell.reason else text)
             lines.append(_md_row(row))
+        for text in block.omitted():
+            lines += ["", f"{_md(text)}."]
         for level, found in block.counted.items():
-            lines += ["", f"Counted for {level} metrics: {_md('; or '.join(found) or 'nothing')}."]
+            lines += ["", f"Counted for {level} metrics: {_md('; or '.join(found))}."]
         if notes:
             lines += ["", *(f"- [{number}] no value: {_md(reason)}" for reason, number in notes.items())]
     lines += ["", "## Definitions", ""]
     for metric, facts in _metrics(blocks).items():
         name = f"**{_md(facts['label'])}** (`{metric}`, version {facts['version']})"
-        lines.append(f"- {name}: {_md(facts['definition'])}")
+        lines.append(f"- {name}: {_md(facts['definition'])} Source: {_md(facts['source'])}.")
     return "\n".join(lines) + "\n"
 
 
@@ -187,20 +191,20 @@ def latex(blocks: list[Block], cards: dict[str, Any]) -> str:
     """table.tex: one booktabs tabular per domain, with the same notes; needs \\usepackage{booktabs} and UTF-8 input."""
     lines = ["% Written by `anomed table`. Needs \\usepackage{booktabs}.", f"% {summary.LEGEND}"]
     for block in blocks:
-        card, notes = cards[block.domain], block.notes()
+        card, notes, columns = cards[block.domain], block.notes(), block.columns()
         lines += ["", f"% {block.domain}: {' '.join(summary.provenance(card).split())}"]
-        lines += [f"\\begin{{tabular}}{{l{'r' * len(block.metrics)}}}", "\\toprule"]
-        lines += [_tex_row([_tex(block.domain), *(_tex(block.header(m)) for m in block.metrics)]), "\\midrule"]
+        lines += [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule"]
+        lines += [_tex_row([_tex(block.domain), *(_tex(block.header(metric)) for metric in columns)]), "\\midrule"]
         for system in block.seeds:
             row = [_tex(system)]
-            for metric in block.metrics:
+            for metric in columns:
                 cell = block.cells[system, metric]
                 text = f"\\textbf{{{_tex(cell.text())}}}" if system in block.best(metric) else _tex(cell.text())
-                row.append(f"{text}\\textsuperscript{{{notes[cell.reason]}}}" if cell.reason else text)
+                row.append(f"{text} [{notes[cell.reason]}]" if cell.reason else text)
             lines.append(_tex_row(row))
         lines += ["\\bottomrule", "\\end{tabular}", "", f"{{\\footnotesize Data: {_tex(summary.provenance(card))}."]
-        lines += [f"{_tex(text)}." for text in summary.problems(card)]
-        lines += [f"\\textsuperscript{{{number}}}No value: {_tex(reason)}." for reason, number in notes.items()]
+        lines += [f"{_tex(text)}." for text in summary.problems(card) + block.omitted()]
+        lines += [f"[{number}] no value: {_tex(reason)}." for reason, number in notes.items()]
         lines += ["\\par}"]
     return "\n".join(lines) + "\n"
 

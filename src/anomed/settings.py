@@ -1,0 +1,48 @@
+"""Checked settings: the base of every block of keys, and one clear line for each fault in one."""
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from anomed.errors import AnomedError
+
+
+class Settings(BaseModel):
+    """Base of all parameters: unknown keys are refused, values are not coerced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def nearest(name: str, known: Any) -> str:
+    """What a message adds after a wrong name: the nearest of the known ones, or all of them."""
+    near = difflib.get_close_matches(str(name), [str(key) for key in known], n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(map(str, known))) or 'none'}"
+
+
+def check(model: type[BaseModel], values: Any, where: str, also: Any = ()) -> Any:
+    """`values` as an instance of `model`, or AnomedError with one line per fault. `also`: further keys to suggest."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for fault in error.errors():
+            key = ".".join(str(part) for part in ((where,) if where else ()) + fault["loc"])
+            if fault["type"] == "extra_forbidden":
+                fields = _fields(model, fault["loc"][:-1])
+                lines.append(f"{key}: unknown key{nearest(str(fault['loc'][-1]), [*fields, *also])}")
+            elif fault["type"] == "missing":
+                lines.append(f"{key}: missing")
+            else:
+                lines.append(f"{key}: {fault['msg'].lower()}, found {fault['input']!r}")
+        raise AnomedError("\n".join(lines)) from None
+
+
+def _fields(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """Names of the fields of the model that `path` leads to."""
+    for part in path:
+        inner = model.model_fields[str(part)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)
