@@ -40,7 +40,8 @@ def domain(
             mask = None if name in unknown or not label or not masks else lesions(number, height, width)
             pixels = Pixels(noise.integers(0, 255, (height, width), np.uint8), mask, "0" * 64)
             writer.add(Case(name, name, split, label, f"{name}.png", lambda: None), pixels)  # type: ignore[arg-type,return-value]
-    writer.close({"domain": "tiny"})
+    facts = {"domain": "tiny", "title": "Tiny", "source": "test", "official": False, "note": "made by a test"}
+    writer.close({**facts, "problems": {}, "parameters": {}})
     return Prepared(folder)
 
 

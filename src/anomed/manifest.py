@@ -30,6 +30,7 @@ COLUMNS = [
     "source_file",
     "sha256",
 ]
+CARD = ("domain", "title", "source", "official", "note", "problems", "counts", "masks", "boxes", "parameters")
 TEXTS = ("image_id", "subject_id", "split", "boxes", "pathology", "source_file", "sha256")
 FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip")
 SHOTS = 8  # train normals whose native pixels are kept, for few-shot prompts
@@ -163,7 +164,7 @@ class Prepared:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.card = records.read_card(folder / "card.json", "hash", "domain", "counts", "masks", "boxes")
+        self.card = records.read_card(folder / "card.json", "hash", *CARD)
         self.hash: str = self.card["hash"]
         if records.digest(self.card["files"]) != self.hash:
             raise AnomedError(

@@ -101,6 +101,7 @@ class Benchmark:
                 "source": "x",
                 "official": self.official,
                 "note": note,
+                "parameters": {},
                 "problems": known,
             }
         )

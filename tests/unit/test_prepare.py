@@ -139,3 +139,35 @@ def test_a_damaged_manifest_is_named(build: Any) -> None:
     path.write_text(text.replace("subject_id", "patient"))
     with pytest.raises(AnomedError, match="found columns"):
         manifest.read(path)
+
+
+@pytest.mark.parametrize("name", ["manifest.csv", "images.npy", "masks.npz", "native.zip"])
+def test_a_prepared_file_that_was_changed_is_noticed(build: Any, name: str) -> None:
+    folder = build(GOOD)
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(AnomedError, match=rf"{name}: not the file that the card beside it describes"):
+        prepared = Prepared(folder)
+        _ = prepared.images
+        prepared.mask(0)
+        prepared.native("a")
+
+
+def test_hashes_of_a_card_must_add_up(build: Any) -> None:
+    folder = build(GOOD)
+    card = records.read_json(folder / "card.json")
+    card["files"]["manifest.csv"] = "0" * 64
+    records.write_json(folder / "card.json", card)
+    with pytest.raises(AnomedError, match=r"card\.json: its hashes do not add up"):
+        Prepared(folder)
+
+
+def test_ids_of_digits_stay_text(build: Any) -> None:
+    cases = [
+        case("007", "train", 0, pixels(1)),
+        case("1e5", "test", 0, pixels(2)),
+        case("NA", "test", 1, pixels(3, True)),
+    ]
+    table = Prepared(build(cases)).table
+    assert table.subject_id.tolist() == ["007", "1e5", "NA"]

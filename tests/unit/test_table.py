@@ -271,3 +271,30 @@ def test_making_tables_loads_no_heavy_library() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda file: file["records"][0].update(value="0.5"), "records.0.value"),
+        (lambda file: file["records"][0].update(extra=1), "records.0.extra"),
+        (lambda file: file["records"].append(file["records"][0]), "image_auroc stands there more than once"),
+        (lambda file: file["records"].clear(), "records .*at least 1"),
+        (lambda file: file.update(seed="0"), "seed"),
+    ],
+)
+def test_a_score_file_that_was_edited_is_refused(copied: Any, change: Any, message: str) -> None:
+    path = copied.scores / "brain_mri/deep_svdd/0.json"
+    score = records.read_json(path)
+    change(score)
+    records.write_json(path, score)
+    with pytest.raises(AnomedError, match=rf"deep_svdd/0\.json: damaged at .*{message}"):
+        copied.table()
+
+
+def test_a_run_card_of_another_run_is_refused(copied: Any) -> None:
+    (copied.runs / "brain_mri/random/1/run.json").write_bytes(
+        (copied.runs / "brain_mri/random/0/run.json").read_bytes()
+    )
+    with pytest.raises(AnomedError, match=r"random/1/run\.json: is of .*'seed': 0.*not of this run"):
+        copied.table()

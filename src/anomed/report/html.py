@@ -159,7 +159,11 @@ def _cards(plan: dict[str, Any], runs: Path, models: Path) -> Iterator[Job]:
         for step, folder in (("fit", models), ("predict", runs)):
             path = folder.joinpath(*map(str, run)) / records.RUN_CARD
             if step == "predict" or path.exists():
-                yield step, *run, records.read_json(path)
+                yield (
+                    step,
+                    *run,
+                    records.read_card(path, "parameters", "code", "versions", "machine", "warnings", "device"),
+                )
 
 
 def _provenance(cards: list[Job]) -> dict[str, Any]:

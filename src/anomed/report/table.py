@@ -8,17 +8,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from anomed import records
 from anomed.errors import AnomedError
+from anomed.manifest import Prepared
 from anomed.report import summary
 from anomed.report.summary import Block
+from anomed.settings import Settings
 
-PERFORMANCE = ("domain", "system", "seed", "device", "fit_seconds", "fit_peak_mb", "predict_seconds", "predict_peak_mb")
+JOB = ("domain", "system", "seed")
+PERFORMANCE = (*JOB, "device", "fit_seconds", "fit_peak_mb", "predict_seconds", "predict_peak_mb")
 
 
-class Record(BaseModel):
+class Record(Settings):
     """One metric of one run, as the score command wrote it: a finite value, or none and the reason."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -43,7 +46,7 @@ class Record(BaseModel):
         return self
 
 
-class ScoreFile(BaseModel):
+class ScoreFile(Settings):
     """scores/<domain>/<system>/<seed>.json (contract 4)."""
 
     domain: str
@@ -51,7 +54,16 @@ class ScoreFile(BaseModel):
     seed: int
     manifest_hash: str
     parameter_hash: str
-    records: list[Record]
+    records: list[Record] = Field(min_length=1)
+
+    @field_validator("records")
+    @classmethod
+    def _once(cls, records: list[Record]) -> list[Record]:
+        names = [record.metric for record in records]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} stands there more than once")
+        return records
 
 
 def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models: Path, out: Path) -> None:
@@ -61,7 +73,11 @@ def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models
     Raises AnomedError naming the file when a score is missing, damaged or not of the current parameters and data;
     then nothing is written.
     """
-    cards = {domain: records.read_json(prepared / domain / "card.json") for domain in plan["domains"]}
+    if not {"domains", "systems"} <= plan.keys() or not plan["domains"] or not plan["systems"]:
+        raise AnomedError(
+            "--plan: expected domains and systems with seeds and hashes, as `snakemake -n -p` prints them"
+        )
+    cards = {domain: Prepared(prepared / domain).card for domain in plan["domains"]}
     rows = list(collect(plan, cards, scores))
     blocks = summary.summarise(plan, rows)
     files = {
@@ -126,7 +142,10 @@ def timing(domain: str, system: str, seed: int, runs: Path, models: Path) -> dic
     for step, folder in (("fit", models), ("predict", runs)):
         path = folder / domain / system / str(seed) / records.RUN_CARD
         if step == "predict" or path.exists():  # a system that is not fitted has no model
-            card = records.read_json(path)
+            card = records.read_card(path, *JOB, "seconds", "peak_memory_mb", "device")
+            found = {key: card[key] for key in JOB}
+            if found != {key: row[key] for key in JOB}:
+                raise AnomedError(f"{path}: is of {found}, not of this run; delete its folder and run again")
             row |= {f"{step}_seconds": card["seconds"], f"{step}_peak_mb": card["peak_memory_mb"]}
             row["device"] = card["device"]
     return row
