@@ -13,7 +13,7 @@ from anomed.errors import AnomedError
 from anomed.settings import Settings, check, nearest
 
 # Keys of blocks become file names and wildcards.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.@-]*$")]
+Name = Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9][a-z0-9_.@-]*$")]
 
 
 class _Loader(yaml.SafeLoader):
