@@ -19,12 +19,11 @@ sys.path.insert(0, str(HERE / "src"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(HERE / "src"), os.environ.get("PYTHONPATH")])
 )
-os.environ["ANOMED_PARENT"] = str(
-    os.getpid()
-)  # jobs that outlive this process discard what they made
 os.environ["PATH"] = os.pathsep.join(
     [os.path.dirname(sys.executable), os.environ["PATH"]]
 )
+# Jobs that outlive this process discard what they made.
+os.environ["ANOMED_PARENT"] = str(os.getpid())
 
 from anomed.errors import AnomedError
 from anomed.plan import MADE, TABLES, Plan, read

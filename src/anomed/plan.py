@@ -1,6 +1,7 @@
 """params → the list of runs, and what each job depends on; the only module the Snakefile imports."""
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,8 +15,8 @@ from anomed.params import Params, read
 PREPARED = Path("data/prepared")
 WORK = Path("work")
 CARDS = Path("data/cards")
-MADE = ("data/prepared", "models", "runs", "scores", "results")  # what DVC records, with .snakemake/metadata
 __all__ = ["MADE", "TABLES", "Plan", "Run", "read"]
+MADE = ("data/prepared", "models", "runs", "scores", "results")  # what DVC records, with .snakemake/metadata
 TABLES = ("scores.csv", "table.csv", "table.md", "table.tex", "performance.csv")
 
 
@@ -66,7 +67,8 @@ class Plan:
         block = self.params.domains[domain]
         cls = plugins.load("domains", block.source)
         options = {k: v for k, v in self.params.domain_blocks[domain].items() if k in cls.Options.model_fields}
-        return cls(domain, cls.Options(**options), Path(block.root).expanduser() if block.root else None, WORK)
+        root = self.root(domain)
+        return cls(domain, cls.Options(**options), Path(root) if root else None, WORK)
 
     def root(self, domain: str) -> str:
         """Where the domain's raw data lie, `~` expanded; empty when its source needs none."""
@@ -83,8 +85,7 @@ class Plan:
             return self.source(domain).fingerprint()
         except (AnomedError, OSError) as error:
             card = PREPARED / domain / "card.json"
-            root = self.root(domain)
-            if root and not Path(root).expanduser().exists() and card.exists():
+            if not os.path.exists(self.root(domain)) and card.exists():  # noqa: PTH110  never raises
                 return str(records.read_json(card)["parameters"]["fingerprint"])
             raise AnomedError(f"domains.{domain}: {error}") from None
 
