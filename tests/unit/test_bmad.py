@@ -75,8 +75,14 @@ def tree(root: Path, style: str = "label", mode: str = "grey", good_masks: bool 
     return root
 
 
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources remember hashes below `work`, here a folder of the test."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("scratch"))
+
+
 def source(root: Path | None, domain: str = "brain_mri", **options: str) -> Bmad:
-    return Bmad(domain, Bmad.Options(**options), root, Path("unused"))
+    return Bmad(domain, Bmad.Options(**options), root, Path("work"))
 
 
 def check(bmad: Bmad) -> list[Case]:
