@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
 def read(path: Path) -> dict[str, Any]:
     """The content of a params file, not yet checked. Raises AnomedError naming the file when it is no YAML of keys."""
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        value = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; run this in the project's folder or give --config") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

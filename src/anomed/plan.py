@@ -99,6 +99,7 @@ class Plan:
         files = {name: _weights_hash(system, name, path) for name, path in method.files(settings).items()}
         return {"method": block, "files": files}
 
+    @cache  # noqa: B019
     def score_params(self, system: str) -> str:
         return records.canonical({**self._fit(system), "metrics": self.params.metrics})
 
