@@ -9,10 +9,6 @@ from snakemake.utils import min_version
 
 min_version("9.27")
 
-
-configfile: "params.yaml"
-
-
 # The project's own source, never an installed copy; and the programs of the environment that runs Snakemake.
 HERE = Path(workflow.basedir)
 sys.path.insert(0, str(HERE / "src"))
@@ -29,8 +25,17 @@ from anomed.errors import AnomedError
 from anomed.plan import MADE, TABLES, Plan, read
 
 try:
-    for file in workflow.configfiles:
-        read(Path(file))  # Snakemake's own reader passes over a key that stands twice
+    read(
+        Path("params.yaml")
+    )  # Snakemake's own reader passes over a key that stands twice
+except AnomedError as error:
+    raise WorkflowError(str(error)) from None
+
+
+configfile: "params.yaml"
+
+
+try:
     plan = Plan(config)
     plan.check()
 except AnomedError as error:
@@ -81,3 +86,4 @@ rule all:
         rules.table.input.cards,  # what the table was made from is part of the result: it is made again when missing
         rules.table.input.models,
         rules.table.input.runs,
+        rules.table.input.scores,

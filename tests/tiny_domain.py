@@ -50,7 +50,8 @@ def seal(folder: Path) -> None:
     card = folder / records.RUN_CARD
     if card.exists():
         files = {path.name: records.digest_file(path) for path in folder.iterdir() if path != card}
-        records.write_json(card, {**records.read_json(card), "files": files})
+        facts = {key: value for key, value in records.read_json(card).items() if key != "digest"}
+        records.write_card(card, {**facts, "files": files})
 
 
 def run(folder: Path, prepared: Prepared, batches: Batches, expect_maps: bool = True, **card: Any) -> Path:

@@ -50,22 +50,34 @@ class View:
 def identity(tree: View, at: str, entries: list[Entry], cache: Path) -> list[list[Any]]:
     """[name, size, hash of the content] of `entries` below `at`: CRC-32 in a zip, sha256 in a folder.
 
-    A file of a folder is read again only when its size, date or inode is other than `cache` (JSON, ours to write)
-    says; date and inode themselves are no part of the identity, so a copy of the data has the same one.
+    A file of a folder is read again only when its size, dates or inode are other than `cache` (JSON, ours to write)
+    says; dates and inode themselves are no part of the identity, so a copy of the data has the same one.
     """
     if not isinstance(tree, Folder):
         return [[entry.name, entry.size, entry.crc] for entry in entries]
-    known = records.read_json(cache) if cache.exists() else {}
+    known = _remembered(cache)
     hashes: dict[str, list[Any]] = {}
     for entry in console.track(entries, f"read {tree.root / at}"):
         path = tree.root / at / entry.name
         facts = path.stat()
-        key = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
-        old = known.get(entry.name, [])
-        hashes[entry.name] = old if old[:3] == key else [*key, records.digest_file(path)]
+        key = [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+        old = known.get(entry.name)
+        if isinstance(old, list) and len(old) == 5 and old[:4] == key:
+            hashes[entry.name] = old
+        else:
+            hashes[entry.name] = [*key, records.digest_file(path)]
     if hashes != known:
         records.write_json(cache, hashes)
-    return [[entry.name, entry.size, hashes[entry.name][3]] for entry in entries]
+    return [[entry.name, entry.size, hashes[entry.name][4]] for entry in entries]
+
+
+def _remembered(cache: Path) -> dict[str, Any]:
+    """What `identity` wrote; nothing where the file is missing or damaged: it only saves time."""
+    try:
+        known = records.read_json(cache)
+    except AnomedError:
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def view(root: Path) -> View:

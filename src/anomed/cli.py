@@ -68,8 +68,8 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer from 0")
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer from 0 to {2**32 - 1}")
     return int(text)
 
 

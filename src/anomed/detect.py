@@ -70,9 +70,9 @@ def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Pat
             f"{data}: no train image, so nothing to fit {system!r} on; a detector needs normal train images"
         )
     detector = create(parameters, seed, device)
-    with card_of(prepared, system, parameters, seed, detector) as card:
-        detector.fit(prepared.images[train.iloc[0] : train.iloc[-1] + 1])  # train rows come first: one view, no copy
-    with records.atomic_dir(out) as partial:
+    with records.atomic_dir(out, r"run\.json|state\.safetensors") as partial:
+        with card_of(prepared, system, parameters, seed, detector) as card:
+            detector.fit(prepared.images[train.iloc[0] : train.iloc[-1] + 1])  # train comes first: one view, no copy
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
         (partial / STATE).chmod(0o644)  # the library makes it readable by its owner alone
         card.write(partial)

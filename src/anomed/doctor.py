@@ -83,14 +83,17 @@ def _domain(plan: Plan, name: str) -> tuple[str, str, str]:
     card = PREPARED / name / "card.json"
     prepared = "not prepared yet"
     if card.exists():
-        facts = records.read_json(card)
+        try:
+            facts = records.read_card(card, "counts", "parameters")
+        except AnomedError as error:
+            return "missing", name, str(error)
         counts = (f"{s} {facts['counts'][s]['normal']} + {facts['counts'][s]['abnormal']}" for s in manifest.SPLITS)
         prepared = f"prepared (normal + abnormal): {', '.join(counts)}"
         if records.canonical(facts["parameters"]) != _wanted(plan, name):
             prepared = "what is prepared is of other data or parameters and will be made again"
     if block.root is None:
         return "ok", name, f"{block.source}: made on this machine; {prepared}"
-    if Path(block.root).expanduser().exists():
+    if os.path.exists(plan.root(name)):  # noqa: PTH110
         return "ok", name, f"{block.source} at {block.root}; {prepared}"
     if card.exists():
         return "note", name, f"{block.root} does not exist; {prepared}, so it is not needed"

@@ -145,7 +145,7 @@ class Writer:
         counts = count(table)
         facts = {"files": hashes, "hash": records.digest(hashes), "counts": counts, "size": self.size}
         kinds = {"colour": self.colour, "masks": self.has_masks, "boxes": bool((table.boxes != "[]").any())}
-        records.write_json(self.folder / "card.json", {**card, **facts, **kinds})
+        records.write_card(self.folder / "card.json", {**card, **facts, **kinds})
 
 
 def count(table: pd.DataFrame) -> dict[str, dict[str, int]]:
@@ -164,7 +164,7 @@ class Prepared:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.card = records.read_card(folder / "card.json", "hash", *CARD)
+        self.card = records.read_card(folder / "card.json", "files", "hash", *CARD)
         self.hash: str = self.card["hash"]
         if records.digest(self.card["files"]) != self.hash:
             raise AnomedError(

@@ -49,7 +49,7 @@ class Run(Settings):
 
     domains: list[Name] = Field(min_length=1)
     systems: list[Name] = Field(min_length=1)
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(min_length=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
@@ -112,8 +112,8 @@ class Params:
         source = _plugin("domains", domain.source, f"{where}.source")
         rest = {key: value for key, value in block.items() if key not in common}
         options = check(source.Options, rest, where, also=Domain.model_fields)
-        if source.needs_root != bool(domain.root):
-            found = repr(domain.root) if domain.root else "nothing"
+        if not domain.root if source.needs_root else domain.root is not None:
+            found = "nothing" if domain.root is None else repr(domain.root)
             hint = "reads files: give their folder or zip" if source.needs_root else "reads no files: remove the key"
             raise AnomedError(f"{where}.root: found {found}, but source {domain.source!r} {hint}")
         self.domains[name] = domain

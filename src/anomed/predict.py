@@ -17,7 +17,7 @@ def predict(model: Path, data: Path, out: Path, device: str) -> None:
     from safetensors.numpy import load_file
 
     prepared = Prepared(data)
-    fitted = records.read_card(model / records.RUN_CARD, "system", "seed", "parameters", "data_hash")
+    fitted = records.read_card(model / records.RUN_CARD, "files", "system", "seed", "parameters", "data_hash")
     if fitted["data_hash"] != prepared.hash:
         raise AnomedError(
             f"{model}: fitted on other data (hash {fitted['data_hash']}) than {data} ({prepared.hash}); fit again"
@@ -28,7 +28,7 @@ def predict(model: Path, data: Path, out: Path, device: str) -> None:
     except (OSError, SafetensorError) as error:
         raise AnomedError(f"{model / STATE}: unreadable ({error}); fit again") from None
     rows = prepared.evaluated().row
-    with records.atomic_dir(out) as partial:
+    with records.atomic_dir(out, r"run\.json|scores\.csv|maps\.npy|answers\.jsonl") as partial:
         with card_of(prepared, fitted["system"], fitted["parameters"], fitted["seed"], detector) as card:
             images = prepared.images[rows.iloc[0] : rows.iloc[-1] + 1] if len(rows) else prepared.images[:0]
             batches = console.track(detector.score(images), f"predict {fitted['system']}")

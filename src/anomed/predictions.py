@@ -218,7 +218,7 @@ class Predictions:
     def __init__(self, folder: Path):
         self.folder = folder
         self.card = records.read_card(
-            folder / records.RUN_CARD, "domain", "system", "seed", "parameters", "data_hash", "maps"
+            folder / records.RUN_CARD, "files", "domain", "system", "seed", "parameters", "data_hash", "maps"
         )
         self.scores = _read_scores(records.verified(folder / "scores.csv", self.card))
         self.codec: Codec | None = None

@@ -2,11 +2,13 @@
 
 import collections
 import io
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from anomed import cards, console, manifest, plugins, records
 from anomed.domains.source import Source
@@ -19,7 +21,7 @@ class Block(Settings):
     """The keys of `--params` common to every source; the others are the source's options."""
 
     source: str
-    size: int
+    size: int = Field(ge=32, le=2048)
     release: Literal["official"] | None
     fingerprint: str
 
@@ -37,14 +39,14 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
     rest = {key: value for key, value in parameters.items() if key not in common}
     options = check(cls.Options, rest, "--params", also=Block.model_fields)
     source: Source = cls(domain, options, root, work)
-    cases = manifest.ordered(source.cases())
-    found = [*source.problems, *_clashes(cases)]
-    if not cases:
-        raise AnomedError(f"{root}: source {block.source!r} found no image there for domain {domain!r}")
     official = block.release == "official"
     card = cards.load(domain, Path("data/cards"))
     entry = card.sources.get(block.source) if card else None
-    with records.atomic_dir(out) as partial:
+    with records.atomic_dir(out, "|".join(map(re.escape, (*manifest.FILES, "card.json")))) as partial:
+        cases = manifest.ordered(source.cases())
+        if not cases:
+            raise AnomedError(f"{root}: source {block.source!r} found no image there for domain {domain!r}")
+        found = [*source.problems, *_clashes(cases)]
         writer = Writer(partial, block.size, source.colour, source.has_masks, len(cases))
         seen: dict[str, Case] = {}
         written: set[str] = set()

@@ -20,11 +20,6 @@ from typing import Any
 from anomed.errors import AnomedError
 
 RUN_CARD = "run.json"
-# What the commands write into the folders that they replace whole (contracts 1 to 3, and the embedded volumes).
-OURS = re.compile(
-    r"card\.json|run\.json|manifest\.csv|images\.npy|masks\.npz|native\.zip|state\.safetensors|scores\.csv|maps\.npy"
-    r"|answers\.jsonl|subjects\.csv|sub-\d+_(flair|lesion)\.nii\.gz"
-)
 PARENT = "ANOMED_PARENT"  # process id of the Snakemake that started this job, if one did
 
 
@@ -53,13 +48,14 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _foreign(target: Path) -> str | None:
-    """Name of an entry of `target` that is not a file of the contracts, if there is one."""
+def _foreign(target: Path, ours: str) -> str | None:
+    """Name of an entry of `target` that is not one of `ours`, if there is one; what file managers leave is nobody's."""
     if not target.exists():
         return None
     if not target.is_dir():
         return target.name
-    names = sorted(path.name for path in target.iterdir() if path.is_dir() or not OURS.fullmatch(path.name))
+    known = re.compile(rf"{ours}|\.DS_Store|Thumbs\.db")
+    names = sorted(path.name for path in target.iterdir() if path.is_dir() or not known.fullmatch(path.name))
     return names[0] if names else None
 
 
@@ -87,6 +83,7 @@ def sweep(folder: Path) -> None:
 
 def _partial(target: Path) -> Path:
     """A fresh temporary name beside `target`; what a killed predecessor left there is removed."""
+    _still_wanted()  # an orphan must not take away what its successor is writing
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in target.parent.glob(f".{target.name}.*.partial"):
         shutil.rmtree(stale, ignore_errors=True) if stale.is_dir() else stale.unlink(missing_ok=True)
@@ -96,6 +93,8 @@ def _partial(target: Path) -> Path:
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yields a temporary path beside `target`; on success it is synced and renamed to `target`, else removed."""
+    if target.is_dir():
+        raise AnomedError(f"{target}: is a folder, expected the name of a file to write")
     partial = _partial(target)
     try:
         yield partial
@@ -107,12 +106,14 @@ def atomic_file(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_dir(target: Path) -> Iterator[Path]:
+def atomic_dir(target: Path, ours: str) -> Iterator[Path]:
     """Yields an empty temporary folder beside `target`; on success it replaces `target` whole, else it is removed.
 
-    Raises AnomedError, before anything is done, when `target` holds what no command of ours has written.
+    ours: pattern of the file names that may be replaced. Raises AnomedError, before anything is done, when `target`
+    holds anything else: the data of somebody, or another step's result.
     """
-    foreign = _foreign(target)
+    target = target.resolve()
+    foreign = _foreign(target, ours)
     if foreign:
         raise AnomedError(f"{target}: holds {foreign!r}, which is not ours to replace; name another folder or empty it")
     partial = _partial(target)
@@ -141,26 +142,33 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number")
+
+
 def read_json(path: Path) -> Any:
     """The JSON value of a file. Raises AnomedError naming the file when it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; the step that makes it has not run") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:  # also of the decoder of the text
         raise AnomedError(f"{path}: not valid JSON ({error}); delete it and run again") from None
 
 
+def write_card(path: Path, value: dict[str, Any]) -> None:
+    """Write a card or score file as JSON that carries the hash of its own content, key "digest"."""
+    write_json(path, {**value, "digest": digest(value)})
+
+
 def read_card(path: Path, *keys: str) -> dict[str, Any]:
-    """The JSON object of a card that has at least `keys`. Raises AnomedError naming the file and what is missing."""
+    """What `write_card` wrote, with at least `keys`. Raises AnomedError naming a file that is damaged or was edited."""
     card = read_json(path)
-    if not isinstance(card, dict):
-        raise AnomedError(f"{path}: found {type(card).__name__}, expected a JSON object; delete it and run again")
-    missing = [key for key in ("files", *keys) if key not in card]
-    if missing or not isinstance(card["files"], dict):
-        raise AnomedError(
-            f"{path}: the key {(missing or ['files'])[0]!r} is missing or damaged; delete it and run again"
-        )
+    seal = card.pop("digest", None) if isinstance(card, dict) else None
+    missing = [key for key in keys if key not in card] if seal else list(keys) or ["digest"]
+    if missing or seal != digest(card):
+        what = f"the key {missing[0]!r} is missing" if missing else "its content is not what was written"
+        raise AnomedError(f"{path}: damaged or edited: {what}; delete it and run again")
     return card
 
 
@@ -228,4 +236,4 @@ class RunCard:
             },
             "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
         }
-        write_json(folder / RUN_CARD, card)
+        write_card(folder / RUN_CARD, card)

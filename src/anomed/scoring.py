@@ -33,8 +33,9 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path) -> None:
     prepared, predictions = Prepared(data), Predictions(run)
     made_with = {key: value for key, value in parameters.items() if key != "metrics"}
     options = parameters.get("metrics")
-    if not isinstance(options, dict):
-        raise AnomedError(f"--params.metrics: found {options!r}, expected the block `metrics:` of params.yaml")
+    known = {key for metric in (*metrics("image"), *metrics("pixel")) for key in metric.options}
+    if not isinstance(options, dict) or not all(k in known and isinstance(v, float | int) for k, v in options.items()):
+        raise AnomedError(f"--params.metrics: found {options!r}, expected numbers under the keys {sorted(known)}")
     test = _joined(prepared, predictions, made_with)
 
     scores, labels = test.score.to_numpy(), test.label.to_numpy()
@@ -58,7 +59,7 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path) -> None:
         np.savez(file, allow_pickle=False, **curves)  # its members carry a fixed date: equal curves give equal bytes
     card = predictions.card
     facts = {"domain": card["domain"], "system": card["system"], "seed": card["seed"], "manifest_hash": prepared.hash}
-    records.write_json(out, {**facts, "parameter_hash": records.digest(parameters), "records": rows})
+    records.write_card(out, {**facts, "parameter_hash": records.digest(parameters), "records": rows})
 
 
 def _joined(prepared: Prepared, predictions: Predictions, made_with: dict[str, Any]) -> pd.DataFrame:

@@ -147,7 +147,7 @@ class Benchmark:
             found.append({"metric": name, **outcome, **counted, **facts, "unit": "fraction", "version": 1})
         hashes = {"manifest_hash": Prepared(self.prepared / domain).hash, "parameter_hash": records.digest(system)}
         file = {"domain": domain, "system": system, "seed": seed, **hashes, "records": found}
-        records.write_json(path, file)
+        records.write_card(path, file)
         return path
 
     def table(self) -> None:

@@ -65,13 +65,20 @@ def test_raw_data_that_change_move_the_hash_and_their_place_does_not(config: dic
     assert hash_at("here") != hash_at("there"), "a change that keeps the size is seen"
 
 
-def test_a_missing_root_stops_it_unless_the_domain_is_prepared(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_missing_root_stops_it_unless_the_domain_is_prepared(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config["domains"]["brain_mri"] = {"source": "bmad", "root": "gone"}
     with pytest.raises(AnomedError, match=r"^domains\.brain_mri: gone: not found; domains\.brain_mri\.root must point"):
         Plan(config).check()
-    card = {"parameters": {"fingerprint": "abc"}}
-    records.write_json(tmp_path / "data/prepared/brain_mri/card.json", card)
+    card = tmp_path / "data/prepared/brain_mri/card.json"
+    block = Plan(config).params.domain_blocks["brain_mri"]
+    records.write_card(card, {"parameters": {**block, "fingerprint": "abc"}})
     assert json.loads(Plan(config).prepare_params("brain_mri"))["fingerprint"] == "abc"
+    assert "warning: domains.brain_mri: gone: not found" in capsys.readouterr().err
+    records.write_card(card, {"parameters": {**block, "size": 99, "fingerprint": "abc"}})
+    with pytest.raises(AnomedError, match="gone: not found"):
+        Plan(config).check()
 
 
 def test_a_comment_in_a_card_changes_nothing(config: dict[str, Any], tmp_path: Path) -> None:

@@ -156,11 +156,18 @@ def test_a_prepared_file_that_was_changed_is_noticed(build: Any, name: str) -> N
 
 def test_hashes_of_a_card_must_add_up(build: Any) -> None:
     folder = build(GOOD)
-    card = records.read_json(folder / "card.json")
+    card = records.read_card(folder / "card.json")
     card["files"]["manifest.csv"] = "0" * 64
-    records.write_json(folder / "card.json", card)
+    records.write_card(folder / "card.json", card)
     with pytest.raises(AnomedError, match=r"card\.json: its hashes do not add up"):
         Prepared(folder)
+
+
+def test_a_card_that_was_edited_is_noticed(build: Any) -> None:
+    path = build(GOOD) / "card.json"
+    path.write_text(path.read_text().replace('"official": false', '"official": true'))
+    with pytest.raises(AnomedError, match=r"card\.json: damaged or edited: its content is not what was written"):
+        Prepared(path.parent)
 
 
 def test_ids_of_digits_stay_text(build: Any) -> None:

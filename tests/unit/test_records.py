@@ -30,9 +30,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
 
 def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with records.atomic_dir(target) as partial:
+    with records.atomic_dir(target, r"scores\.csv") as partial:
         (partial / "scores.csv").write_text("1")
-    with pytest.raises(RuntimeError), records.atomic_dir(target) as partial:
+    with pytest.raises(RuntimeError), records.atomic_dir(target, r"scores\.csv") as partial:
         (partial / "scores.csv").write_text("2")
         raise RuntimeError
     assert (target / "scores.csv").read_text() == "1"
@@ -45,7 +45,7 @@ def test_a_folder_of_others_is_never_replaced(tmp_path: Path, name: str) -> None
     (tmp_path / "out" / name).write_text("mine")
     with (
         pytest.raises(AnomedError, match=r"out: holds 'test|out: holds 'thesis\.txt', which is not ours to replace"),
-        records.atomic_dir(tmp_path / "out"),
+        records.atomic_dir(tmp_path / "out", r"scores\.csv"),
     ):
         pytest.fail("must not come here")
     assert (tmp_path / "out" / name).read_text() == "mine"
@@ -55,7 +55,7 @@ def test_what_a_killed_job_left_is_removed(tmp_path: Path) -> None:
     stale = tmp_path / ".model.12345.partial"
     stale.mkdir()
     (stale / "half").write_text("x")
-    with records.atomic_dir(tmp_path / "model") as partial:
+    with records.atomic_dir(tmp_path / "model", "whole") as partial:
         (partial / "whole").write_text("y")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

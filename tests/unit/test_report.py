@@ -134,7 +134,7 @@ def test_every_picture_fits_the_common_cell(shape: tuple[int, int]) -> None:
 def test_costs_have_one_decimal_and_whole_megabytes(copied: Any) -> None:
     for folder, seconds, memory in ((copied.models, 123.811, 1095.8), (copied.runs, 0.04, 99.4)):
         path = folder / "brain_mri/random/0/run.json"
-        records.write_json(path, {**records.read_json(path), "seconds": seconds, "peak_memory_mb": memory})
+        records.write_card(path, {**records.read_card(path), "seconds": seconds, "peak_memory_mb": memory})
     (copied.models / "brain_mri/deep_svdd/0/run.json").unlink()
     copied.report()
     costs = next(found for found in Page(page_of(copied)).tables if found[0][-1] == "predict, MB")
@@ -206,7 +206,7 @@ def test_a_table_of_another_plan_is_refused(copied: Any) -> None:
 
 def test_runs_on_other_data_are_refused(copied: Any) -> None:
     path = copied.runs / "brain_mri/deep_svdd/0/run.json"
-    records.write_json(path, {**records.read_json(path), "data_hash": "0" * 64})
+    records.write_card(path, {**records.read_card(path), "data_hash": "0" * 64})
     with pytest.raises(AnomedError, match=f"deep_svdd/0: data_hash is {'0' * 64}, expected .* the prepared data"):
         copied.report()
 

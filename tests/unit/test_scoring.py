@@ -256,7 +256,7 @@ def test_data_prepared_anew_are_refused(prepared: Prepared, tmp_path: Path) -> N
     card = json.loads((folder / "run.json").read_text())
     del card["data_hash"]
     records.write_json(folder / "run.json", card)
-    with pytest.raises(AnomedError, match=r"run\.json: the key 'data_hash' is missing"):
+    with pytest.raises(AnomedError, match=r"run\.json: damaged or edited: the key 'data_hash' is missing"):
         scored(folder, prepared)
 
 

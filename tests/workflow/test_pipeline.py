@@ -249,8 +249,18 @@ def test_a_failed_job_fails_again_until_it_is_mended(copy: Project) -> None:
     path.write_text(sound)
     copy.snakemake()
     assert len(table(copy)) == 4
-    shutil.rmtree(copy.folder / "runs")
-    assert "predict/brain_mri/intensity/0" in jobs(copy.snakemake("-n"))
+    for folder, job in (("scores", "score"), ("runs", "predict"), ("models", "fit")):
+        shutil.rmtree(copy.folder / folder)
+        assert f"{job}/brain_mri/intensity/0" in jobs(copy.snakemake("-n"))
+
+
+def test_an_edited_result_is_noticed(copy: Project) -> None:
+    path = copy.folder / "scores/brain_mri/intensity/0.json"
+    path.write_text(path.read_text().replace('"value": 0.', '"value": 0.9', 1))
+    assert "intensity/0.json: damaged or edited" in copy.snakemake(fails=True)
+    path.unlink()
+    copy.snakemake()
+    assert "Nothing to be done" in copy.snakemake("-n")
 
 
 def test_a_toy_method_is_one_file_and_one_block(copy: Project) -> None:

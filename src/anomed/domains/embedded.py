@@ -17,6 +17,7 @@ from anomed.manifest import Case, Pixels
 
 DOMAINS = ("brain_mri",)
 LEVELS = tuple(range(-9, 38, 6))  # mm above the isocentre at which axial slices are taken
+VOLUMES = r"subjects\.csv|sub-\d+_(flair|lesion)\.nii\.gz"
 MIN_AREA = 40.0  # mm2 of lesion that make a slice abnormal
 # Split, condition and scanner of each head in turn, repeated. Any ten heads fill every split. Every scanner gives
 # normal heads to train and test and lesions to test, so that no brightness of a scanner tells the classes apart.
@@ -112,7 +113,7 @@ class Embedded(Source):
         """Write the volumes anew (about half a second a head), then list their slices."""
         cohort = subjects(self.options.subjects)
         atlas = embedded_atlas.Atlas.load()
-        with records.atomic_dir(self.folder) as folder:
+        with records.atomic_dir(self.folder, VOLUMES) as folder:
             for head in console.track(list(cohort.itertuples()), f"synthesise {self.domain}"):
                 flair, lesion = embedded_brain.synthesise(
                     atlas, self.options.seed, head.subject, head.scanner, head.kind

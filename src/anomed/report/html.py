@@ -13,6 +13,7 @@ from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 from anomed.predictions import Predictions
 from anomed.report import figures, summary
+from anomed.settings import check
 
 Job = tuple[str, str, str, int, dict[str, Any]]  # step, domain, system, seed, run card
 COSTS = {"fit_seconds": 1, "fit_peak_mb": 0, "predict_seconds": 1, "predict_peak_mb": 0}  # decimals printed
@@ -27,6 +28,7 @@ def build(plan: dict[str, Any], prepared: Path, runs: Path, models: Path, result
     """
     import jinja2
 
+    check(summary.Planned, plan, "--plan")
     domains = {name: Prepared(prepared / name) for name in plan["domains"]}
     rows = summary.read(results / "scores.csv")
     _check(plan, domains, rows, results / "scores.csv")

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from anomed.errors import AnomedError
+from anomed.settings import Settings
 
 FACTS = ("label", "level", "unit", "direction", "definition", "source", "version")  # of a metric; the same in every run
 COLUMNS = (
@@ -91,6 +94,20 @@ class Block:
                 if reason := self.cells[system, metric].reason:
                     found.setdefault(reason, len(found) + 1)
         return found
+
+
+class PlannedSystem(Settings):
+    """A row of the table: the seeds that ran, and the hash of its parameters."""
+
+    seeds: list[int] = Field(min_length=1)
+    hash: str
+
+
+class Planned(Settings):
+    """What `--plan` holds (plan.py makes it): domains and systems in the order of `run:`."""
+
+    domains: list[str] = Field(min_length=1)
+    systems: dict[str, PlannedSystem] = Field(min_length=1)
 
 
 def planned(plan: dict[str, Any]) -> Iterator[tuple[str, str, int]]:

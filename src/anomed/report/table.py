@@ -15,7 +15,7 @@ from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 from anomed.report import summary
 from anomed.report.summary import Block
-from anomed.settings import Settings
+from anomed.settings import Settings, check
 
 JOB = ("domain", "system", "seed")
 PERFORMANCE = (*JOB, "device", "fit_seconds", "fit_peak_mb", "predict_seconds", "predict_peak_mb")
@@ -73,10 +73,7 @@ def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models
     Raises AnomedError naming the file when a score is missing, damaged or not of the current parameters and data;
     then nothing is written.
     """
-    if not {"domains", "systems"} <= plan.keys() or not plan["domains"] or not plan["systems"]:
-        raise AnomedError(
-            "--plan: expected domains and systems with seeds and hashes, as `snakemake -n -p` prints them"
-        )
+    check(summary.Planned, plan, "--plan")
     cards = {domain: Prepared(prepared / domain).card for domain in plan["domains"]}
     rows = list(collect(plan, cards, scores))
     blocks = summary.summarise(plan, rows)
@@ -125,7 +122,7 @@ def _same(path: Path, record: Record, first: dict[str, tuple[Path, dict[str, Any
 
 def _read(path: Path, domain: str, system: str, seed: int) -> ScoreFile:
     try:
-        file = ScoreFile.model_validate(records.read_json(path))
+        file = ScoreFile.model_validate(records.read_card(path))
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(map(str, fault["loc"])) or "the top level"
