@@ -110,15 +110,8 @@ def _wanted(plan: Plan, name: str) -> str:
 def _weights(plan: Plan) -> list[tuple[str, str, str]]:
     rows = []
     for system in plan.systems:
-        method, block = plan.params.methods[system], plan.params.method_blocks[system]
-        parameters = method.Params(**{key: value for key, value in block.items() if key != "implementation"})
-        for name, path in method.files(parameters).items():
-            state = "ok" if path.exists() else "missing"
-            rows.append(
-                (
-                    state,
-                    f"{system}: {name}",
-                    str(path) if state == "missing" else f"sha256 {records.digest_file(path)[:16]}",
-                )
-            )
+        for name, path in plan.weights(system).items():
+            found = path.exists()
+            detail = f"sha256 {records.digest_file(path)[:16]}" if found else str(path)
+            rows.append(("ok" if found else "missing", f"{system}: {name}", detail))
     return rows

@@ -128,8 +128,11 @@ class Writer:
             }
         )
 
-    def close(self, card: dict[str, Any]) -> None:
-        """Finish the files and write `card.json`: `card` plus counts, shapes and the hash of the prepared domain."""
+    def close(self, card: dict[str, Any]) -> dict[str, dict[str, int]]:
+        """Finish the files and write `card.json`: `card` plus counts, shapes and the hash of the prepared domain.
+
+        Returns the counts, see `count`.
+        """
         self._images.flush()
         if len(self.rows) < self.total:  # known problems of an official release were left out
             np.save(self.folder / "fewer.npy", self._images[: len(self.rows)])
@@ -146,6 +149,7 @@ class Writer:
         facts = {"files": hashes, "hash": records.digest(hashes), "counts": counts, "size": self.size}
         kinds = {"colour": self.colour, "masks": self.has_masks, "boxes": bool((table.boxes != "[]").any())}
         records.write_card(self.folder / "card.json", {**card, **facts, **kinds})
+        return counts
 
 
 def count(table: pd.DataFrame) -> dict[str, dict[str, int]]:

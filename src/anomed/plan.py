@@ -99,10 +99,13 @@ class Plan:
         return records.canonical(self._fit(system))
 
     def _fit(self, system: str) -> dict[str, Any]:
+        files = {name: _weights_hash(system, name, path) for name, path in self.weights(system).items()}
+        return {"method": self.params.method_blocks[system], "files": files}
+
+    def weights(self, system: str) -> dict[str, Path]:
+        """The files outside the project that a system reads, by name; they may be missing."""
         method, block = self.params.methods[system], self.params.method_blocks[system]
-        settings = method.Params(**{key: value for key, value in block.items() if key != "implementation"})
-        files = {name: _weights_hash(system, name, path) for name, path in method.files(settings).items()}
-        return {"method": block, "files": files}
+        return method.files(method.Params(**{key: value for key, value in block.items() if key != "implementation"}))
 
     @cache  # noqa: B019
     def score_params(self, system: str) -> str:

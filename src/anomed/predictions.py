@@ -261,8 +261,6 @@ def _read_scores(path: Path) -> pd.DataFrame:
         )
         if "score" in table:
             table["score"] = np.array([float(text) for text in table.score], np.float64)  # every bit
-    except FileNotFoundError:
-        raise AnomedError(f"{path}: not found; run `anomed predict` first") from None
     except ValueError as error:  # pandas' parser and decoding errors are among them
         raise AnomedError(f"{path}: unreadable ({error}); run predict again") from None
     if list(table.columns) != COLUMNS:

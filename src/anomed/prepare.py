@@ -42,6 +42,8 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
     official = block.release == "official"
     card = cards.load(domain, Path("data/cards"))
     entry = card.sources.get(block.source) if card else None
+    if official and entry is None:
+        raise AnomedError(f"domains.{domain}: release is official, but data/cards/{domain}.yaml does not describe it")
     with records.atomic_dir(out, "|".join(map(re.escape, (*manifest.FILES, "card.json")))) as partial:
         cases = manifest.ordered(source.cases())
         if not cases:
@@ -75,13 +77,9 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
             "ignored_files": source.ignored,
             "parameters": parameters,
         }
-        writer.close(facts)
-        if official:
-            if entry is None:
-                raise AnomedError(
-                    f"domains.{domain}: release is official, but data/cards/{domain}.yaml does not describe it"
-                )
-            cards.check_counts(entry, manifest.count(manifest.read(partial / "manifest.csv")), domain)
+        counts = writer.close(facts)
+        if entry and official:
+            cards.check_counts(entry, counts, domain)
 
 
 def _check_shapes(case: Case, pixels: Pixels, source: Source) -> None:

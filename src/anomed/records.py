@@ -75,9 +75,9 @@ def _still_wanted() -> None:
         pass  # alive, under another user
 
 
-def sweep(folder: Path) -> None:
+def sweep(folder: Path, pattern: str = "**/.*.partial") -> None:
     """Remove what killed jobs left half-written below `folder`."""
-    for stale in folder.glob("**/.*.partial"):
+    for stale in folder.glob(pattern):
         shutil.rmtree(stale, ignore_errors=True) if stale.is_dir() else stale.unlink(missing_ok=True)
 
 
@@ -85,8 +85,7 @@ def _partial(target: Path) -> Path:
     """A fresh temporary name beside `target`; what a killed predecessor left there is removed."""
     _still_wanted()  # an orphan must not take away what its successor is writing
     target.parent.mkdir(parents=True, exist_ok=True)
-    for stale in target.parent.glob(f".{target.name}.*.partial"):
-        shutil.rmtree(stale, ignore_errors=True) if stale.is_dir() else stale.unlink(missing_ok=True)
+    sweep(target.parent, f".{target.name}.*.partial")
     return target.with_name(f".{target.name}.{os.getpid()}.partial")
 
 

@@ -178,3 +178,8 @@ def test_ids_of_digits_stay_text(build: Any) -> None:
     ]
     table = Prepared(build(cases)).table
     assert table.subject_id.tolist() == ["007", "1e5", "NA"]
+
+
+def test_an_official_release_needs_a_card_that_describes_it(build: Any) -> None:
+    with pytest.raises(AnomedError, match=r"domains\.toy: release is official, but data/cards/toy\.yaml does not"):
+        build(GOOD, release="official")

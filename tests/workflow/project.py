@@ -1,5 +1,6 @@
 """A copy of the project in a temporary folder, small parameters, and ways to run Snakemake and DVC there for real."""
 
+import csv
 import os
 import re
 import shutil
@@ -115,3 +116,9 @@ def jobs(output: str) -> set[str]:
         run = re.fullmatch(r"(\w+) (\S+) on (\S+), seed (\d+)", text)
         found.add(f"{run[1]}/{run[3]}/{run[2]}/{run[4]}" if run else text.replace(" ", "/"))
     return found
+
+
+def table(project: Project) -> dict[str, dict[str, str]]:
+    """The rows of table.csv by system."""
+    with (project.folder / "results/table.csv").open(newline="") as file:
+        return {row["system"]: row for row in csv.DictReader(file)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from project import BINARIES, Project, jobs
+from project import BINARIES, Project, jobs, table
 
 from anomed.plan import Plan
 
@@ -38,11 +38,6 @@ def copy(built: Project, tmp_path: Path) -> Iterator[Project]:
     project.folder = tmp_path / "copy"
     yield project
     shutil.rmtree(project.folder)
-
-
-def table(project: Project) -> dict[str, dict[str, str]]:
-    with (project.folder / "results/table.csv").open(newline="") as file:
-        return {row["system"]: row for row in csv.DictReader(file)}
 
 
 def test_the_table_has_every_row_and_the_page_stands(built: Project) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from project import Project
+from project import Project, table
 
 from anomed.manifest import Prepared
 
@@ -45,11 +45,6 @@ def released(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Proje
 def plain(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Project:
     """Without them."""
     return project(tmp_path_factory.mktemp("plain"), real_data, False, ["random", "constant", "intensity"])
-
-
-def table(made: Project) -> dict[str, dict[str, str]]:
-    with (made.folder / "results/table.csv").open(newline="") as file:
-        return {row["system"]: row for row in csv.DictReader(file)}
 
 
 def test_every_applicable_cell_is_a_number_and_every_other_has_its_reason(released: Project) -> None:

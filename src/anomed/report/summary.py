@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from anomed.errors import AnomedError
+from anomed.manifest import SPLITS
 from anomed.settings import Settings
 
 FACTS = ("label", "level", "unit", "direction", "definition", "source", "version")  # of a metric; the same in every run
@@ -18,7 +19,7 @@ COLUMNS = (
     "domain", "system", "seed", "metric", "value", "reason", "n", "counts", *FACTS,
     "data", "manifest_hash", "parameter_hash",
 )  # fmt: skip
-SPLITS, LABELS = ("train", "valid", "test"), ("normal", "abnormal")
+LABELS = ("normal", "abnormal")
 ARROWS = {"higher": "↑", "lower": "↓"}
 DISCLAIMER = "reproduces no published number"
 LEGEND = (
