@@ -22,23 +22,33 @@ def lesions(number: int, height: int, width: int) -> np.ndarray:
     return mask
 
 
+def organ(number: int, height: int, width: int) -> np.ndarray:
+    """A region around `lesions`, not symmetric and not of equal size in all images; bool H x W."""
+    found = np.zeros((height, width), bool)
+    found[1 : 13 + number % 3, :14] = True
+    found[1, 9:] = False
+    return found
+
+
 def domain(
     folder: Path,
     counts: dict[tuple[str, int], int],
     masks: bool = True,
     unknown: Sequence[str] = (),
     native: Sequence[tuple[int, int]] = tuple(NATIVE),
+    foreground: bool = False,
 ) -> Prepared:
-    """Images `<split>/<label>/<number>`; those in `unknown` are abnormal without pixel truth."""
+    """Images `<split>/<label>/<number>`; those in `unknown` are abnormal without pixel truth. foreground: `organ`."""
     folder.mkdir(parents=True)
-    writer = Writer(folder, 16, False, masks, sum(counts.values()))
+    writer = Writer(folder, 16, False, masks, sum(counts.values()), foreground)
     noise = np.random.default_rng(0)
     for (split, label), count in counts.items():
         for number in range(count):
             height, width = native[number % len(native)]
             name = f"{split}/{label}/{number}"
             mask = None if name in unknown or not label or not masks else lesions(number, height, width)
-            pixels = Pixels(noise.integers(0, 255, (height, width), np.uint8), mask, "0" * 64)
+            image = noise.integers(0, 255, (height, width), np.uint8)
+            pixels = Pixels(image, mask, "0" * 64, organ(number, height, width) if foreground else None)
             writer.add(Case(name, name, split, label, f"{name}.png", lambda: None), pixels)  # type: ignore[arg-type,return-value]
     facts = {"domain": "tiny", "title": "Tiny", "source": "test", "official": False, "note": "made by a test"}
     writer.close({**facts, "problems": {}, "parameters": {}})

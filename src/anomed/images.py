@@ -194,6 +194,26 @@ def resize(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
 
 
+def foreground(image: np.ndarray) -> np.ndarray:
+    """The organ in a grey image whose background was masked out to one level, whatever it is: bool, H x W.
+
+    image: uint8, H x W. Background is what has the level of most border pixels and is 4-connected to the border through
+    pixels of that level; all else is foreground, also what is as dark inside the organ. All True where there is no such
+    background: no level on most of the border, or nothing but background (a constant image).
+    """
+    from scipy import ndimage
+
+    border = np.ones(image.shape, bool)
+    border[1:-1, 1:-1] = False
+    levels = np.bincount(image[border])
+    if 2 * levels.max() <= levels.sum():
+        return np.ones(image.shape, bool)
+    framed = np.pad(image == levels.argmax(), 1, constant_values=True)  # the frame joins all that touches the border
+    parts, _ = ndimage.label(framed)
+    inside = parts[1:-1, 1:-1] != parts[0, 0]
+    return inside if inside.any() else ~inside
+
+
 def upsample(scores: np.ndarray, height: int, width: int) -> np.ndarray:
     """An anomaly map, float32 h x w, on another grid: float32 height x width.
 
@@ -202,12 +222,20 @@ def upsample(scores: np.ndarray, height: int, width: int) -> np.ndarray:
     Where neighbours are equal the result is their value exactly: a constant map stays constant.
     """
     for axis, size in ((1, width), (0, height)):
-        length = scores.shape[axis]
-        if length != size:
-            place = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
-            lower = place.astype(np.intp)
-            upper = np.minimum(lower + 1, length - 1)
-            weight = np.expand_dims((place - lower).astype(np.float32), 1 - axis)
+        if scores.shape[axis] != size:
+            lower, upper, weight = placed(scores.shape[axis], size)
             start = scores.take(lower, axis)
-            scores = start + (scores.take(upper, axis) - start) * weight
+            step = scores.take(upper, axis)
+            step -= start
+            step *= np.expand_dims(weight, 1 - axis)
+            scores = np.add(start, step, out=start)
     return scores
+
+
+@functools.lru_cache(maxsize=64)
+def placed(length: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where `size` samples lie along `length` ones, half-pixel centres: lower and upper neighbour, int64, and the
+    weight of the upper, float32."""
+    place = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
+    lower = place.astype(np.int64)
+    return lower, np.minimum(lower + 1, length - 1), (place - lower).astype(np.float32)

@@ -30,7 +30,9 @@ COLUMNS = [
     "source_file",
     "sha256",
 ]
-CARD = ("domain", "title", "source", "official", "note", "problems", "counts", "masks", "boxes", "parameters")
+CARD = (
+    "domain", "title", "source", "official", "note", "problems", "counts", "masks", "foreground", "boxes", "parameters",
+)  # fmt: skip
 TEXTS = ("image_id", "subject_id", "split", "boxes", "pathology", "source_file", "sha256")
 FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip")
 SHOTS = 8  # train normals whose native pixels are kept, for few-shot prompts
@@ -50,11 +52,14 @@ class Pixels:
 
     image: uint8, H x W or H x W x 3, native size. mask: bool, H x W, or None where the pixel truth is unknown (a
     normal image of a domain with masks needs none: its mask is all zero). sha256: of the source file's bytes.
+    foreground: bool, H x W, the pixels that belong to the organ; a source that declares one (`has_foreground`) must
+    give it for every image whose pixel truth is known.
     """
 
     image: np.ndarray
     mask: np.ndarray | None
     sha256: str
+    foreground: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Writer:
     """Streams cases into the four files of a prepared domain; memory does not grow with the number of images.
 
     folder: empty folder to fill. size: side S of images.npy. colour: 3 channels instead of 1. has_masks: the domain
-    has pixel truth. total: number of cases that may be added.
+    has pixel truth. total: number of cases that may be added. has_foreground: the organ is stored beside every mask.
     """
 
     folder: Path
@@ -84,6 +89,7 @@ class Writer:
     colour: bool
     has_masks: bool
     total: int
+    has_foreground: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -91,11 +97,15 @@ class Writer:
         self._images = np.lib.format.open_memmap(self.folder / "images.npy", "w+", np.uint8, shape)
         self._native = zipfile.ZipFile(self.folder / "native.zip", "w")
         self._masks: list[np.ndarray] = []
+        self._foregrounds: list[np.ndarray] = []
         self._mask_shapes: list[tuple[int, int]] = []
         self._shots = 0
 
     def add(self, case: Case, pixels: Pixels) -> None:
-        """Append one case. Cases must come in manifest order: train, valid, test."""
+        """Append one case. Cases must come in manifest order: train, valid, test.
+
+        Raises ValueError naming an image whose declared foreground is missing or not on the image's grid.
+        """
         row = len(self.rows)
         self._images[row] = images.resize(pixels.image, self.size)
         height, width = pixels.image.shape[:2]
@@ -106,6 +116,8 @@ class Writer:
                 mask_row = len(self._masks)
                 self._masks.append(np.packbits(mask, axis=1))
                 self._mask_shapes.append((height, width))
+                if self.has_foreground:
+                    self._foregrounds.append(np.packbits(_organ(case, pixels), axis=1))
         shot = case.split == "train" and self._shots < SHOTS
         self._shots += shot
         if case.split != "train" or shot:
@@ -139,17 +151,34 @@ class Writer:
             (self.folder / "fewer.npy").replace(self.folder / "images.npy")
         self._native.close()
         offsets = np.cumsum([0, *(packed.size for packed in self._masks)], dtype=np.int64)
-        bits = np.concatenate([packed.ravel() for packed in self._masks] or [np.zeros(0, np.uint8)])
         shapes = np.array(self._mask_shapes, np.int32).reshape(-1, 2)
-        np.savez_compressed(self.folder / "masks.npz", bits=bits, offsets=offsets, shapes=shapes)
+        arrays: dict[str, Any] = {"bits": _joined(self._masks), "offsets": offsets, "shapes": shapes}
+        if self.has_foreground:
+            arrays["foreground"] = _joined(self._foregrounds)
+        np.savez_compressed(self.folder / "masks.npz", **arrays)
         table = pd.DataFrame(self.rows, columns=COLUMNS)
         table.to_csv(self.folder / "manifest.csv", index=False, lineterminator="\n")
         hashes = {name: records.digest_file(self.folder / name) for name in FILES}
         counts = count(table)
         facts = {"files": hashes, "hash": records.digest(hashes), "counts": counts, "size": self.size}
-        kinds = {"colour": self.colour, "masks": self.has_masks, "boxes": bool((table.boxes != "[]").any())}
+        kinds = {"colour": self.colour, "masks": self.has_masks, "foreground": self.has_foreground}
+        kinds["boxes"] = bool((table.boxes != "[]").any())
         records.write_card(self.folder / "card.json", {**card, **facts, **kinds})
         return counts
+
+
+def _organ(case: Case, pixels: Pixels) -> np.ndarray:
+    """The foreground that the source declared. Raises ValueError: its absence or another grid is the source's fault."""
+    organ, size = pixels.foreground, pixels.image.shape[:2]
+    if organ is None:
+        raise ValueError(f"{case.image_id}: source declares a foreground and gave none")
+    if organ.shape != size:
+        raise ValueError(f"{case.image_id}: source gave a foreground of shape {organ.shape}, expected {size}")
+    return organ
+
+
+def _joined(packed: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([part.ravel() for part in packed] or [np.zeros(0, np.uint8)])
 
 
 def count(table: pd.DataFrame) -> dict[str, dict[str, int]]:
@@ -190,16 +219,24 @@ class Prepared:
     @cached_property
     def _masks(self) -> dict[str, np.ndarray]:
         try:
+            names = ["bits", "offsets", "shapes"] + ["foreground"] * self.card["foreground"]
             with np.load(self._file("masks.npz")) as archive:
-                return {name: archive[name] for name in ("bits", "offsets", "shapes")}
+                return {name: archive[name] for name in names}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise AnomedError(f"{self.folder / 'masks.npz'}: unreadable ({error}); run prepare again") from None
 
     def mask(self, mask_row: int) -> np.ndarray:
         """The truth of one image: bool, native H x W."""
+        return self._unpacked("bits", mask_row)
+
+    def foreground(self, mask_row: int) -> np.ndarray | None:
+        """The pixels of one image that belong to the organ: bool, native H x W; None when the domain has none."""
+        return self._unpacked("foreground", mask_row) if self.card["foreground"] else None
+
+    def _unpacked(self, name: str, mask_row: int) -> np.ndarray:
         masks = self._masks
         height, width = masks["shapes"][mask_row]
-        packed = masks["bits"][masks["offsets"][mask_row] : masks["offsets"][mask_row + 1]]
+        packed = masks[name][masks["offsets"][mask_row] : masks["offsets"][mask_row + 1]]
         return np.unpackbits(packed.reshape(height, -1), axis=1, count=width).astype(bool)
 
     def native(self, image_id: str) -> np.ndarray:

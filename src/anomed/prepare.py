@@ -49,7 +49,7 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
         if not cases:
             raise AnomedError(f"{root}: source {block.source!r} found no image there for domain {domain!r}")
         found = [*source.problems, *_clashes(cases)]
-        writer = Writer(partial, block.size, source.colour, source.has_masks, len(cases))
+        writer = Writer(partial, block.size, source.colour, source.has_masks, len(cases), source.has_foreground)
         seen: dict[str, Case] = {}
         written: set[str] = set()
         for case in console.track(cases, f"prepare {domain}"):
@@ -62,7 +62,8 @@ def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Pa
                 found.append(problem)
                 continue
             twin = seen.setdefault(records.digest(f"{pixels.image.shape}".encode() + pixels.image.tobytes()), case)
-            found += [*_check_mask(case, pixels.mask), *_check_twin(case, twin)]
+            found += [*_check_mask(case, pixels.mask), *_check_foreground(case, pixels.foreground)]
+            found += _check_twin(case, twin)
             writer.add(case, pixels)
             written.add(case.image_id)
         tolerated = _judge(found, entry.known_problems if entry and official else {}, problems)
@@ -104,6 +105,14 @@ def _check_mask(case: Case, mask: np.ndarray | None) -> list[CaseProblem]:
         ]
     found = f"{int(mask.sum())} marked pixels"
     return [CaseProblem(case.source_file, "mask_in_normal", found, "none in a normal image", hint)]
+
+
+def _check_foreground(case: Case, foreground: np.ndarray | None) -> list[CaseProblem]:
+    """An image must show something of the organ."""
+    if foreground is None or foreground.any():
+        return []
+    hint = "correct the organ's mask or leave the image out"
+    return [CaseProblem(case.source_file, "empty_foreground", "an empty foreground", "a pixel of the organ", hint)]
 
 
 def _check_twin(case: Case, twin: Case) -> list[CaseProblem]:

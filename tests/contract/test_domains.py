@@ -24,6 +24,13 @@ def test_class_is_documented_and_declared(name: str) -> None:
 
 
 @each_source
+def test_a_foreground_is_declared_with_pixel_truth_only(name: str, tmp_path: Path) -> None:
+    source = SOURCES[name]("brain_mri", SOURCES[name].Options(), None, tmp_path)
+    assert type(source.has_foreground) is bool
+    assert source.has_masks or not source.has_foreground, "it is stored beside the masks"
+
+
+@each_source
 def test_options_have_defaults_and_refuse_unknown_keys(name: str) -> None:
     assert check(SOURCES[name].Options, {}, "domains.x") is not None
     with pytest.raises(AnomedError, match=r"^domains\.x\.no_such_key: unknown key"):

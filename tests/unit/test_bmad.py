@@ -25,12 +25,16 @@ IMAGES = {
     "test/Ungood/00006_60": 255,
     "test/Ungood/00006_68": 122,
 }
+ORGAN = (slice(2, 13), slice(3, 23))
 BOX = (slice(3, 7), slice(10, 21))
 
 
 def pixels(image_id: str) -> np.ndarray:
-    """Uint8 16 x 24, another image for every id."""
-    return np.random.default_rng(list(image_id.encode())).integers(0, 256, (16, 24), dtype=np.uint8)
+    """Uint8 16 x 24, another image for every id: an organ amid a background of one level, not black."""
+    image = np.full((16, 24), 7, np.uint8)
+    image[ORGAN] = np.random.default_rng(list(image_id.encode())).integers(8, 256, (11, 20), dtype=np.uint8)
+    image[5, 8] = 7  # inside the organ, as dark as the background
+    return image
 
 
 def encode(array: np.ndarray, mode: str) -> bytes:
@@ -104,6 +108,10 @@ def check(bmad: Bmad) -> list[Case]:
             np.testing.assert_array_equal(read.mask, expected)
         else:
             assert read.mask is None or not read.mask.any()
+        organ = np.zeros((16, 24), bool)
+        organ[ORGAN] = True
+        assert read.foreground is not None
+        np.testing.assert_array_equal(read.foreground, organ)
     return cases
 
 
@@ -202,7 +210,14 @@ def test_it_is_registered_and_knows_its_sets() -> None:
     assert plugins.load("domains", "bmad") is Bmad
     made = {name: source(None, name) for name in bmad_layout.SETS}
     assert [name for name, bmad in made.items() if bmad.has_masks] == ["brain_mri", "liver_ct", "retina_resc"]
+    assert [name for name, bmad in made.items() if bmad.has_foreground] == ["brain_mri", "liver_ct"]
     assert [name for name, bmad in made.items() if bmad.colour] == ["histopathology"]
+
+
+@pytest.mark.parametrize("name", ["retina_resc", "chest_xray", "histopathology"])
+def test_a_set_that_shows_more_than_an_organ_has_no_foreground(tmp_path: Path, name: str) -> None:
+    cases = source(tree(tmp_path), name).cases()
+    assert [case.load().foreground for case in cases] == [None] * len(IMAGES)
 
 
 def test_stray_files_are_counted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from anomed.domains import bmad_layout
 from anomed.domains.bmad import Bmad
@@ -62,6 +63,9 @@ def test_both_variants_give_the_same_images_labels_and_masks(laid_out: dict[str,
             assert one.mask.any()
             assert one.mask.shape == one.image.shape[:2]
             np.testing.assert_array_equal(one.mask, two.mask)
+        assert (one.foreground is not None) == (two.foreground is not None) == bmad.has_foreground
+        if one.foreground is not None:
+            np.testing.assert_array_equal(one.foreground, two.foreground)
 
 
 @pytest.mark.parametrize("variant", ["plain", "quirks"])
@@ -96,3 +100,32 @@ def test_quirks_really_differ_on_disk(laid_out: dict[str, Path]) -> None:
     _, plain = read(laid_out["plain"], "brain_mri")
     _, quirks = read(laid_out["quirks"], "brain_mri")
     assert all(case.load().sha256 != quirks[image_id].load().sha256 for image_id, case in plain.items())
+
+
+def test_the_foreground_of_brain_slices_is_the_brain(laid_out: dict[str, Path]) -> None:
+    _, cases = read(laid_out["plain"], "brain_mri")
+    lesions = 0
+    for image_id, case in cases.items():
+        pixels = case.load()
+        assert pixels.foreground is not None
+        assert 0.1 < pixels.foreground.mean() < 0.4, image_id
+        assert not pixels.image[~pixels.foreground].any(), "all that is left out is black"
+        if pixels.mask is not None:
+            assert pixels.foreground[pixels.mask].all(), f"{image_id}: a lesion outside the brain"
+            lesions += int(pixels.mask.any())
+    assert lesions > 20
+
+
+def test_the_foreground_of_liver_slices_is_the_liver(real_data: Path, laid_out: dict[str, Path]) -> None:
+    _, cases = read(laid_out["plain"], "liver_ct")
+    overlaps = []
+    for case in cases.values():
+        truth = real_data / f"liver_ct/btcv/{Path(case.source_file).stem}_liver.png"
+        if truth.exists():
+            organ, found = np.asarray(Image.open(truth).convert("L")) > 0, case.load().foreground
+            assert found is not None
+            assert found[organ].all(), f"{case.image_id}: a part of the liver is missing"
+            overlaps.append(organ.sum() / found.sum())
+    assert len(overlaps) > 50
+    assert min(overlaps) > 0.9, "what else is in it are pockets that the liver encloses"
+    assert np.mean(overlaps) > 0.99

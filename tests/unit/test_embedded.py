@@ -36,7 +36,7 @@ def built(atlas, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def heads(atlas):
-    """One head of each condition, all of the same person on the same scanner: (flair, lesion) by kind."""
+    """One head of each condition, all of the same person on the same scanner, by kind."""
     kinds = ("normal", *embedded_brain.KINDS)
     return {kind: embedded_brain.synthesise(atlas, 0, "sub-01", "A", kind) for kind in kinds}
 
@@ -44,8 +44,8 @@ def heads(atlas):
 def test_a_head_is_the_same_alone_as_in_the_cohort(built, atlas):
     folder = built[0].folder
     for row in pd.read_csv(folder / "subjects.csv").iloc[[3, 9]].itertuples():
-        flair, lesion = embedded_brain.synthesise(atlas, 0, row.subject, row.scanner, row.kind)
-        for name, expected in (("flair", flair), ("lesion", lesion)):
+        volumes = embedded_brain.synthesise(atlas, 0, row.subject, row.scanner, row.kind)
+        for name, expected in volumes._asdict().items():
             stored = nibabel.load(folder / f"{row.subject}_{name}.nii.gz")
             assert np.array_equal(np.asanyarray(stored.dataobj), expected)
             assert stored.get_data_dtype() == expected.dtype
@@ -53,7 +53,7 @@ def test_a_head_is_the_same_alone_as_in_the_cohort(built, atlas):
 
 def test_equal_volumes_are_equal_files_and_reload_as_written(heads, tmp_path):
     for name in ("a.nii.gz", "b.nii.gz"):
-        embedded._write(tmp_path / name, heads["tumour"][0])
+        embedded._write(tmp_path / name, heads["tumour"].flair)
     data = (tmp_path / "a.nii.gz").read_bytes()
     assert data == (tmp_path / "b.nii.gz").read_bytes()
     assert data[4:8] == bytes(4), "a time in the gzip header would change the sha256 of equal volumes"
@@ -64,10 +64,10 @@ def test_equal_volumes_are_equal_files_and_reload_as_written(heads, tmp_path):
 
 
 def test_another_seed_or_subject_is_another_head(atlas, heads):
-    flair = heads["normal"][0]
+    flair = heads["normal"].flair
     for seed, subject in ((1, "sub-01"), (0, "sub-02")):
-        other, _ = embedded_brain.synthesise(atlas, seed, subject, "A", "normal")
-        assert (other != flair).mean() > 0.5
+        other = embedded_brain.synthesise(atlas, seed, subject, "A", "normal")
+        assert (other.flair != flair).mean() > 0.5
 
 
 def test_splits_share_no_subject_and_train_is_normal(built):
@@ -109,14 +109,23 @@ def test_masks_match_labels_and_lesion_heads_give_no_normal_slice(built):
 
 def test_pixels_are_contract_shaped(built):
     made, cases, pixels = built
-    assert (made.colour, made.has_masks, made.problems) == (False, True, [])
+    assert (made.colour, made.has_masks, made.has_foreground, made.problems) == (False, True, True, [])
     for case, pixel in zip(cases, pixels, strict=True):
-        assert (pixel.image.dtype, pixel.mask.dtype) == (np.uint8, bool)
-        assert pixel.image.shape == pixel.mask.shape == (120, 120)
+        assert (pixel.image.dtype, pixel.mask.dtype, pixel.foreground.dtype) == (np.uint8, bool, bool)
+        assert pixel.image.shape == pixel.mask.shape == pixel.foreground.shape == (120, 120)
         assert pixel.image.flags.c_contiguous
         assert 20 < pixel.image.mean() < 120, "air and head both in the picture"
         assert pixel.image[:2, :2].max() < 60, "corners are air"
         assert pixel.sha256 == records.digest_file(made.folder / case.source_file)
+
+
+def test_the_foreground_is_the_brain_of_the_same_slice_and_holds_every_lesion(built):
+    made, cases, pixels = built
+    for case, pixel in zip(cases, pixels, strict=True):
+        brain = np.asanyarray(nibabel.load(made.folder / f"{case.subject_id}_brain.nii.gz").dataobj)
+        assert np.array_equal(pixel.foreground, embedded.axial(brain, int(case.image_id[-3:])) == 1)
+        assert pixel.foreground[pixel.mask].all()
+        assert 0.15 < pixel.foreground.mean() < 0.45
 
 
 def test_slices_lie_at_the_stated_heights(built):
@@ -159,7 +168,7 @@ def test_heads_have_the_contrast_of_flair_and_a_skull(heads, atlas, monkeypatch)
         return shell(rng, scanner, depth, below)
 
     monkeypatch.setattr(embedded_brain, "_shell", spy)
-    flair, lesion = embedded_brain.synthesise(atlas, 0, "sub-01", "A", "normal")
+    flair, lesion, _ = embedded_brain.synthesise(atlas, 0, "sub-01", "A", "normal")
     assert not lesion.any()
     depth, top = seen["depth"], np.s_[..., 45:]
 
@@ -177,25 +186,48 @@ def test_heads_have_the_contrast_of_flair_and_a_skull(heads, atlas, monkeypatch)
     assert np.median(edge) < 0.1 * brain, "the head lies inside the volume"
 
 
+@pytest.mark.parametrize("kind", ["normal", *embedded_brain.KINDS])
+def test_the_brain_is_one_solid_region_inside_the_skull(heads, kind):
+    from scipy import ndimage
+
+    flair, lesion, volume = heads[kind]
+    assert volume.dtype == np.uint8
+    assert set(np.unique(volume)) == {0, 1}
+    brain = volume == 1
+    assert ndimage.label(brain)[1] == 1
+    assert not (ndimage.binary_fill_holes(brain) & ~brain).any(), "ventricles belong to it"
+    assert 1.2 < brain.sum() * embedded_brain.SPACING**3 / 1e6 < 2.3, "litres"
+    assert brain[lesion == 1].all()
+    depth = ndimage.distance_transform_edt(~brain) - ndimage.distance_transform_edt(brain)  # voxels, outside above 0
+    level = flair / np.median(flair[depth < -4])
+
+    def shell(low, high):
+        return level[..., 45:][(depth[..., 45:] > low) & (depth[..., 45:] <= high)]  # above face and neck
+
+    assert np.median(shell(-1.5, 0)) > 0.4, "tissue at its surface"
+    assert np.median(shell(0, 1)) < 0.3, "fluid just outside"
+    assert (shell(0, 2) > 0.7).mean() < 0.02 < 0.9 < (shell(6, 7) > 0.7).mean(), "the scalp lies beyond the skull"
+
+
 def test_lesions_have_the_brightness_of_their_kind(heads):
-    plain = heads["normal"][0]
+    plain = heads["normal"].flair
     brain = np.median(plain[plain > plain.mean()])
-    ratio = {kind: np.median(flair[lesion == 1]) / brain for kind, (flair, lesion) in heads.items() if lesion.any()}
+    ratio = {kind: np.median(flair[lesion == 1]) / brain for kind, (flair, lesion, _) in heads.items() if lesion.any()}
     assert set(ratio) == set(embedded_brain.KINDS)
     assert ratio["tumour"] > 1.2
     assert ratio["infarct"] < 0.6
     assert 0.8 < ratio["mass"] < 1.3
-    sizes = {kind: int(lesion.sum()) for kind, (_, lesion) in heads.items()}
+    sizes = {kind: int(head.lesion.sum()) for kind, head in heads.items()}
     assert sizes["normal"] == 0 < sizes["small"] < sizes["mass"]
     assert min(sizes["tumour"], sizes["mass"]) > 500
-    assert all(lesion.dtype == np.uint8 for _, lesion in heads.values())
-    assert all(lesion.max() <= 1 for _, lesion in heads.values())
+    assert all(head.lesion.dtype == np.uint8 for head in heads.values())
+    assert all(head.lesion.max() <= 1 for head in heads.values())
 
 
 def test_small_lesions_are_many_and_both_bright_and_dark(heads):
     from scipy import ndimage
 
-    flair, lesion = heads["small"]
+    flair, lesion, _ = heads["small"]
     brain = np.median(flair[flair > flair.mean()])
     parts, number = ndimage.label(lesion)
     levels = ndimage.median(flair, parts, range(1, number + 1)) / brain
@@ -208,9 +240,9 @@ def test_small_lesions_are_many_and_both_bright_and_dark(heads):
 def test_a_lesion_changes_its_surroundings_only(heads):
     from scipy import ndimage
 
-    plain = heads["normal"][0].astype(float)
+    plain = heads["normal"].flair.astype(float)
     for kind in embedded_brain.KINDS:
-        flair, lesion = heads[kind]
+        flair, lesion, _ = heads[kind]
         changed = np.abs(flair - plain) / plain.mean()
         distance = ndimage.distance_transform_edt(lesion == 0) * embedded_brain.SPACING
         around = changed[(distance > 4) & (distance < 12) & (plain > plain.mean())].mean()

@@ -201,3 +201,59 @@ def test_masks_of_few_bits(bits: int) -> None:
     data = header(16 // bits, 2, bits, 0) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     bits_of = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(2, 3)[:, 1:], axis=1)
     np.testing.assert_array_equal(images.read_mask(data, "m.png"), bits_of.reshape(2, -1, bits).any(axis=2))
+
+
+def flooded(image: np.ndarray) -> np.ndarray:
+    """The definition of `images.foreground`, pixel by pixel."""
+    height, width = image.shape
+    border = [(y, x) for y in range(height) for x in range(width) if y in (0, height - 1) or x in (0, width - 1)]
+    counts = np.bincount([image[place] for place in border])
+    if counts.max() * 2 <= len(border):
+        return np.ones(image.shape, bool)
+    background = np.zeros(image.shape, bool)
+    queue = [place for place in border if image[place] == counts.argmax()]
+    while queue:
+        y, x = queue.pop()
+        if 0 <= y < height and 0 <= x < width and image[y, x] == counts.argmax() and not background[y, x]:
+            background[y, x] = True
+            queue += [(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)]
+    return np.ones(image.shape, bool) if background.all() else ~background
+
+
+def test_foreground_is_what_a_flood_from_the_border_leaves() -> None:
+    draw = np.random.default_rng(0)
+    shares = []
+    for _ in range(300):
+        shape = draw.integers(1, 14, 2)
+        image = draw.choice([3, 4, 200], shape, p=draw.dirichlet([1, 1, 1])).astype(np.uint8)
+        found = images.foreground(image)
+        assert found.dtype == bool
+        np.testing.assert_array_equal(found, flooded(image))
+        shares.append(found.mean())
+    assert min(shares) < 0.1
+    assert np.mean(np.array(shares) < 1) > 0.5, "mostly images with a background"
+
+
+@pytest.mark.parametrize("level", [0, 113, 255])
+def test_foreground_whatever_the_level_of_the_background(level: int) -> None:
+    organ = np.zeros((30, 50), bool)
+    organ[4:20, 9:45] = organ[20:25, 30:40] = organ[10:12, 45:] = True  # reaches the right border
+    image = np.where(organ, 90, level).astype(np.uint8)
+    image[8:12, 14:20] = level  # as dark as the background, but inside
+    image[4, 9] = level  # at the organ's edge: cannot be told from the background
+    organ[4, 9] = False
+    np.testing.assert_array_equal(images.foreground(image), organ)
+
+
+def test_background_does_not_pass_a_corner() -> None:
+    image = np.zeros((9, 12), np.uint8)
+    image[2:7, 3:10] = 50
+    image[2, 3] = image[3, 4] = 0  # the second is reached over a corner only
+    expected = image > 0
+    expected[3, 4] = True
+    np.testing.assert_array_equal(images.foreground(image), expected)
+
+
+def test_without_a_background_all_is_foreground(ramp: np.ndarray) -> None:
+    assert images.foreground(ramp).all(), "no level on most of the border"
+    assert images.foreground(np.full((5, 7), 9, np.uint8)).all(), "a constant image"

@@ -22,6 +22,17 @@ def pixels(seed: int, marked: bool | None = None, shape: tuple[int, int] = (40, 
     return Pixels(image, mask, records.digest(image.tobytes()))
 
 
+def with_organ(what: Pixels, organ: np.ndarray | None) -> Pixels:
+    return Pixels(what.image, what.mask, what.sha256, organ)
+
+
+def organ(seed: int, shape: tuple[int, int] = (40, 60)) -> np.ndarray:
+    """A region that is not its own flip or transpose, another for every seed, around the mask of `pixels`."""
+    found = np.zeros(shape, bool)
+    found[1 : 12 + seed, 30:58] = found[2:5, 5:31] = True
+    return found
+
+
 def case(name: str, split: str, label: int, what: Pixels | CaseProblem, subject: str = "") -> Case:
     def load() -> Pixels:
         if isinstance(what, CaseProblem):
@@ -44,9 +55,10 @@ GOOD = [
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that prepares a list of cases and gives the folder."""
 
-    def run(cases: list[Case], **extra: Any) -> Path:
+    def run(cases: list[Case], foreground: bool = False, **extra: Any) -> Path:
         class Listed(Source):
             needs_root = False
+            has_foreground = foreground
 
             def cases(self) -> list[Case]:
                 return cases
@@ -83,6 +95,68 @@ def test_the_same_cases_give_the_same_bytes(build: Any) -> None:
     second = {path.name: path.read_bytes() for path in build(GOOD[::-1]).iterdir()}
     assert first == second
     assert set(first) == {*manifest.FILES, "card.json"}
+
+
+ORGANS = [
+    case("c", "train", 0, pixels(3)),
+    case("a", "test", 0, with_organ(pixels(2, shape=(33, 61)), organ(2, (33, 61)))),
+    case("b", "test", 1, with_organ(pixels(1, True), organ(1))),
+    case("d", "test", 1, pixels(4)),
+    case("e", "valid", 1, with_organ(pixels(5, True, (20, 64)), organ(5, (20, 64)))),
+]
+
+
+def test_the_foreground_reads_back_beside_the_masks(build: Any) -> None:
+    prepared = Prepared(build(ORGANS, foreground=True))
+    table = prepared.table.set_index("image_id")
+    assert prepared.card["foreground"] is True
+    assert table.mask_row[["c", "d"]].isna().all(), "where no truth is stored, no foreground is asked for"
+    for name, seed, shape in (("a", 2, (33, 61)), ("b", 1, (40, 60)), ("e", 5, (20, 64))):
+        found = prepared.foreground(table.mask_row[name])
+        assert found is not None
+        assert found.dtype == bool
+        assert np.array_equal(found, organ(seed, shape)), "neither flipped nor transposed"
+    expected = pixels(5, True, (20, 64)).mask
+    assert expected is not None
+    assert np.array_equal(prepared.mask(table.mask_row["e"]), expected)
+
+
+def test_a_domain_without_foreground_has_none_and_stores_none(build: Any) -> None:
+    without = build(ORGANS)
+    prepared = Prepared(without)
+    assert prepared.card["foreground"] is False
+    assert prepared.foreground(0) is None
+    with np.load(without / "masks.npz") as archive:
+        assert archive.files == ["bits", "offsets", "shapes"]
+        masks = {name: archive[name] for name in archive.files}
+    with np.load(build(ORGANS, foreground=True) / "masks.npz") as archive:
+        assert archive.files == ["bits", "offsets", "shapes", "foreground"]
+        for name, values in masks.items():
+            assert np.array_equal(archive[name], values), "a foreground changes nothing else"
+
+
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        (pixels(9, True), "^f: source declares a foreground and gave none"),
+        (
+            with_organ(pixels(9, True), np.ones((60, 40), bool)),
+            r"^f: source gave a foreground of shape \(60, 40\), expected \(40, 60\)",
+        ),
+    ],
+)
+def test_a_source_that_breaks_its_word_on_the_foreground_is_at_fault(build: Any, faulty: Pixels, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build([*ORGANS, case("f", "test", 1, faulty)], foreground=True)
+
+
+def test_an_image_that_shows_nothing_of_the_organ_is_a_problem(build: Any, tmp_path: Path) -> None:
+    empty = with_organ(pixels(9), np.zeros((40, 60), bool))
+    with pytest.raises(
+        AnomedError, match=r"1 empty_foreground; all are listed in .*\n.*f\.png: empty_foreground: found"
+    ):
+        build([*ORGANS, case("f", "test", 0, empty)], foreground=True)
+    assert list(pd.read_csv(tmp_path / "problems.csv").code) == ["empty_foreground"]
 
 
 BROKEN = CaseProblem("x.png", "unreadable", "a cut file", "a PNG", "export it again")

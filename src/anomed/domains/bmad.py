@@ -49,6 +49,10 @@ class Bmad(Source):
     def has_masks(self) -> bool:
         return self.released.masks
 
+    @property
+    def has_foreground(self) -> bool:
+        return self.released.foreground
+
     def fingerprint(self) -> str:
         """Digest of the names and contents of the set's files, stray ones left out."""
         tree, base = self._located
@@ -119,7 +123,8 @@ class Bmad(Source):
             mask = None if mask_name is None else images.read_mask(self._read(mask_name), mask_name)
         except images.ImageProblem as problem:
             raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
-        return Pixels(image, mask, hashlib.sha256(data).hexdigest())
+        organ = images.foreground(image) if self.has_foreground else None
+        return Pixels(image, mask, hashlib.sha256(data).hexdigest(), organ)
 
     def _read(self, name: str) -> bytes:
         tree, base = self._located

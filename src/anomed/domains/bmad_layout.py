@@ -17,23 +17,26 @@ class Released:
     """One released set. folders: its names in the bundle, in single downloads and inside those, as `_key` gives them.
 
     name: pattern of a file stem with the groups `case` (the patient) and `kind` (the pathology), where the set's
-    naming tells them; a stem that does not match has no known subject.
+    naming tells them; a stem that does not match has no known subject. foreground: all but the organ was masked out
+    to one level, from which the organ is found again.
     """
 
     folders: tuple[str, ...]
     name: str = r"(?!)"
     colour: bool = False
     masks: bool = False
+    foreground: bool = False
 
 
 SETS = {
     # <BraTS case>_<slice>; case numbers have five digits, slices up to three
-    "brain_mri": Released(("brain", "brats2021_slice"), r"(?P<case>.+)_[0-9]{1,3}", masks=True),
+    "brain_mri": Released(("brain", "brats2021_slice"), r"(?P<case>.+)_[0-9]{1,3}", masks=True, foreground=True),
     # LiTS (valid, test): <volume>_<slice>; BTCV (train): img_<volume>_<slice>_hist; any other <case>_<slice>
     "liver_ct": Released(
         ("liver", "hist_diy"),
         r"(?:(?:img|liver|volume)[-_])?(?P<case>.+?)_[0-9]+(?:_(?:segmentation_)?(?:diy_)?hist)?",
         masks=True,
+        foreground=True,
     ),
     "retina_resc": Released(("retina_resc", "resc"), masks=True),
     # Kermany: <class>-<patient>-<number>

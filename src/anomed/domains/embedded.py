@@ -17,7 +17,7 @@ from anomed.manifest import Case, Pixels
 
 DOMAINS = ("brain_mri",)
 LEVELS = tuple(range(-9, 38, 6))  # mm above the isocentre at which axial slices are taken
-VOLUMES = r"subjects\.csv|sub-\d+_(flair|lesion)\.nii\.gz"
+VOLUMES = r"subjects\.csv|sub-\d+_(flair|lesion|brain)\.nii\.gz"
 MIN_AREA = 40.0  # mm2 of lesion that make a slice abnormal
 # Split, condition and scanner of each head in turn, repeated. Any ten heads fill every split. Every scanner gives
 # normal heads to train and test and lesions to test, so that no brightness of a scanner tells the classes apart.
@@ -50,7 +50,7 @@ def window(volume: np.ndarray) -> np.ndarray:
     return np.round(np.clip(grey, 0, 255)).astype(np.uint8)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)  # a head and its brain
 def _read(path: Path) -> np.ndarray:
     """A NIfTI file as an array in RAS order."""
     import nibabel
@@ -74,7 +74,8 @@ def _write(path: Path, volume: np.ndarray) -> None:
 class Embedded(Source):
     """Synthetic FLAIR heads at 2 mm out of nilearn's MNI152 maps (see `embedded_brain`), written to
     `<work>/embedded/<domain>/` as a raw folder of a hospital (`sub-XX_flair.nii.gz`, `sub-XX_lesion.nii.gz`,
-    `subjects.csv`), read back and cut into axial slices at the heights LEVELS.
+    `sub-XX_brain.nii.gz`, `subjects.csv`), read back and cut into axial slices at the heights LEVELS. The foreground is
+    the brain.
 
     A third of the heads are for training, all normal; valid and test hold other heads, normal and with lesions. A
     slice with at least MIN_AREA of lesion is abnormal; the other slices of a head with lesions are left out, since
@@ -98,6 +99,10 @@ class Embedded(Source):
                 "use one of them or another source"
             )
 
+    @property
+    def has_foreground(self) -> bool:
+        return True
+
     def fingerprint(self) -> str:
         """Hash of the template maps in the environment; seed and number of heads are parameters of the block."""
         return records.digest(
@@ -115,11 +120,9 @@ class Embedded(Source):
         atlas = embedded_atlas.Atlas.load()
         with records.atomic_dir(self.folder, VOLUMES) as folder:
             for head in console.track(list(cohort.itertuples()), f"synthesise {self.domain}"):
-                flair, lesion = embedded_brain.synthesise(
-                    atlas, self.options.seed, head.subject, head.scanner, head.kind
-                )
-                _write(folder / f"{head.subject}_flair.nii.gz", flair)
-                _write(folder / f"{head.subject}_lesion.nii.gz", lesion)
+                volumes = embedded_brain.synthesise(atlas, self.options.seed, head.subject, head.scanner, head.kind)
+                for name, volume in volumes._asdict().items():
+                    _write(folder / f"{head.subject}_{name}.nii.gz", volume)
             cohort.to_csv(folder / "subjects.csv", index=False, lineterminator="\n")
         _read.cache_clear()
         table = pd.read_csv(self.folder / "subjects.csv")
@@ -127,11 +130,12 @@ class Embedded(Source):
 
     def _slices(self, subject: str, split: str, kind: str) -> list[Case]:
         affine = embedded_brain.affine()
-        path, lesion = self.folder / f"{subject}_flair.nii.gz", _read(self.folder / f"{subject}_lesion.nii.gz") > 0
+        path, brain = self.folder / f"{subject}_flair.nii.gz", self.folder / f"{subject}_brain.nii.gz"
+        lesion = _read(self.folder / f"{subject}_lesion.nii.gz") > 0
         digest = records.digest_file(path)
 
         def load(z: int) -> Pixels:
-            return Pixels(axial(window(_read(path)), z), axial(lesion, z), digest)
+            return Pixels(axial(window(_read(path)), z), axial(lesion, z), digest, axial(_read(brain) > 0, z))
 
         cases = []
         for level in LEVELS:

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -211,10 +211,19 @@ def _shell(rng: np.random.Generator, scanner: Scanner, depth: Field, below: Fiel
     return np.where(soft & (below < 0.93), np.maximum(texture, shell), np.where(soft, np.maximum(shell, 0.5), shell))
 
 
-def synthesise(
-    atlas: embedded_atlas.Atlas, seed: int, subject: str, scanner: str, kind: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """One head: (FLAIR int16, lesion uint8 0/1), both SHAPE in RAS order on the grid of `affine`.
+class Volumes(NamedTuple):
+    """A finished head, SHAPE in RAS order on the grid of `affine`. flair: int16. lesion, brain: uint8, 0 or 1.
+
+    The brain is all inside its hull, sulci and ventricles with it, and what tissue a lesion pushes beyond.
+    """
+
+    flair: np.ndarray
+    lesion: np.ndarray
+    brain: np.ndarray
+
+
+def synthesise(atlas: embedded_atlas.Atlas, seed: int, subject: str, scanner: str, kind: str) -> Volumes:
+    """One head.
 
     kind: "normal" or one of KINDS. Everything is drawn from generators seeded by (seed, subject) and (seed, scanner)
     alone, so that a head does not depend on its neighbours, and no operation depends on a thread count. Contrast as
@@ -267,4 +276,5 @@ def synthesise(
     signal = head.intensity * np.exp(protocol.bias * _field(rng, SHAPE, 110.0))
     real, imaginary = protocol.noise * rng.standard_normal((2, *SHAPE), dtype=np.float32)
     magnitude = np.sqrt((signal + real) ** 2 + imaginary**2) * rng.uniform(400, 1600)
-    return np.round(magnitude).astype(np.int16), head.lesion.astype(np.uint8)
+    brain = (depth < 0) | (grey + white + csf > 0.5)
+    return Volumes(np.round(magnitude).astype(np.int16), head.lesion.astype(np.uint8), brain.astype(np.uint8))

@@ -38,6 +38,11 @@ class Source:
         """Whether the domain has pixel truth."""
         return True
 
+    @property
+    def has_foreground(self) -> bool:
+        """Whether images come with the pixels that belong to the organ (`Pixels.foreground`)."""
+        return False
+
     def fingerprint(self) -> str:
         """Identity of what lies at `root`: other when a file there is, the same for a copy elsewhere.
 
