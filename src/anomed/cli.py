@@ -36,7 +36,7 @@ def _predict(args: argparse.Namespace) -> None:
 def _score(args: argparse.Namespace) -> None:
     from anomed.scoring import score
 
-    score(args.run, args.data, args.params, args.out)
+    score(args.run, args.data, args.params, args.out, args.device)
 
 
 def _table(args: argparse.Namespace) -> None:
@@ -49,6 +49,17 @@ def _report(args: argparse.Namespace) -> None:
     from anomed.report.html import build
 
     build(args.plan, args.prepared, args.runs, args.models, args.results, args.out)
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from anomed.compare import compare
+
+    try:
+        code = compare(args.first, args.second, args.scores, args.baseline or args.scores, args.tolerance)
+    except AnomedError as error:  # 1 means a regression
+        print(f"anomed: error: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
 
 
 def _doctor(args: argparse.Namespace) -> None:
@@ -71,6 +82,16 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer from 0 to {2**32 - 1}")
     return int(text)
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a fraction from 0 to below 1")
+    return value
 
 
 def _path(text: str) -> Path | None:
@@ -129,6 +150,7 @@ def parser() -> argparse.ArgumentParser:
     folder(sub, "--data", "prepared domain")
     sub.add_argument("--params", type=_json, required=True, metavar="JSON", help="method, files and metrics blocks")
     sub.add_argument("--out", type=Path, required=True, metavar="JSON", help="score file to write; curves go beside it")
+    sub.add_argument("--device", **device)
 
     for handler, summary in (
         (_table, "collect all scores into the tables"),
@@ -145,6 +167,16 @@ def parser() -> argparse.ArgumentParser:
         else:
             folder(sub, "--results", "folder of the tables", default=Path("results"))
             sub.add_argument("--out", type=Path, default=Path("results/report.html"), metavar="HTML")
+
+    sub = command(
+        _compare, "say on which domains and metrics system B differs from A; exit 1 if it is worse, 2 on a fault"
+    )
+    sub.add_argument("first", metavar="A", help="a system")
+    sub.add_argument("second", metavar="B", help="the system to judge by it; may be A itself with --baseline")
+    folder(sub, "--scores", "score files of B", default=Path("scores"))
+    sub.add_argument("--baseline", type=Path, metavar="DIR", help="score files of A, where they lie elsewhere")
+    text = "how much worse B may be (a fraction), and its whole interval must be worse (default: 0)"
+    sub.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X", help=text)
 
     sub = command(_doctor, "say what is installed, which device is used, which data and weights are present")
     sub.add_argument("--config", type=Path, default=Path("params.yaml"), metavar="YAML")

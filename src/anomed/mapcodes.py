@@ -13,6 +13,7 @@ from anomed.errors import AnomedError
 COORDINATES = ("asinh", "bits", "below")
 TOP = 65535  # the highest code
 SAMPLE = 1_000_000  # scores that the choice of the coordinate looks at, at most
+_LARGEST = np.finfo(np.float32).max
 LOW = 0.001  # quantile of the coordinate that becomes code 0
 COMMON = 0.01  # share of the sample from which on its commonest value is a background
 SHARES = (1.0, 0.05, 0.005)  # parts of the sample, from the top, whose excess ties are compared
@@ -118,9 +119,21 @@ class Codec:
             x = np.where(codes > own, np.maximum(x, np.nextafter(np.float32(self.background), np.float32(np.inf))), x)
             x[own] = self.background
         # Where float32 is coarser than the codes, rounding may leave the code's interval: one step leads back.
-        farthest = np.finfo(np.float32).max
-        aside = np.nextafter(x, np.where(self.encode(x) > codes, -farthest, farthest))
+        aside = np.nextafter(x, np.where(self.encode(x) > codes, -_LARGEST, _LARGEST))
         return np.where((self.encode(x) != codes) & (self.encode(aside) == codes), aside, x)
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """The lowest float32 score of each code 1 to 65,535, infinity where no score has it or a higher one: ascending,
+        so that the code of a score is the number of bounds at or below it."""
+        wanted = np.arange(1, TOP + 1)
+        first, last = _key(np.array([-_LARGEST, _LARGEST], np.float32)).astype(np.int64)
+        low, high = np.full(TOP, first), np.full(TOP, last + 1)  # last + 1: no score has it
+        while (low < high).any():
+            middle = (low + high) // 2
+            reached = self.encode(_unkey(middle)) >= wanted
+            low, high = np.where(reached, low, middle + 1), np.where(reached, middle, high)
+        return np.where(low > last, np.float32(np.inf), _unkey(np.minimum(low, last)))
 
     @property
     def _gaps(self) -> tuple[int, int]:
@@ -151,8 +164,7 @@ class Codec:
     def _score(self, t: np.ndarray) -> np.ndarray:
         if self.coordinate == "asinh":
             return (self.median + self.iqr * np.sinh(t)).astype(np.float32)
-        key = np.rint(t).astype(np.uint32)
-        x = np.where(key >> 31, key ^ np.uint32(1 << 31), ~key).view(np.float32)
+        x = _unkey(np.rint(t))
         if self.coordinate == "below":
             return (self.maximum + x.astype(np.float64)).astype(np.float32)
         return x + np.float32(0)
@@ -171,6 +183,12 @@ def _key(x: np.ndarray) -> np.ndarray:
     """float32 to the integers 0...2^32 - 1 of the same order, as float64; -0 counts as 0."""
     bits = (x + np.float32(0)).view(np.uint32)
     return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.float64)
+
+
+def _unkey(keys: np.ndarray) -> np.ndarray:
+    """The float32 of each key, which `_key` gave."""
+    key = keys.astype(np.uint32)
+    return np.where(key >> 31, key ^ np.uint32(1 << 31), ~key).view(np.float32)
 
 
 def _spread(ordered: np.ndarray) -> tuple[float, float]:

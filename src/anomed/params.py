@@ -72,6 +72,8 @@ class Metrics(Settings):
     """How systems are scored."""
 
     aupro_limit: float = Field(default=0.3, gt=0, le=1)  # false positive rate up to which AUPRO integrates
+    sensitivity_fpr: float = Field(default=0.05, gt=0, lt=1)  # false positive rate at which sensitivity is read
+    replicates: int = Field(default=1000, ge=100, le=100_000)  # of the bootstrap behind intervals
 
 
 class Top(Settings):

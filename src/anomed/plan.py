@@ -18,7 +18,9 @@ WORK = Path("work")
 CARDS = Path("data/cards")
 __all__ = ["MADE", "TABLES", "Plan", "Run", "read"]
 MADE = ("data/prepared", "models", "runs", "scores", "results")  # what DVC records, with .snakemake/metadata
-TABLES = ("scores.csv", "table.csv", "table.md", "table.tex", "performance.csv")
+TABLES = (
+    "scores.csv", "table.csv", "table.md", "table.tex", "breakdowns.csv", "statistics.json", "performance.csv",
+)  # fmt: skip
 
 
 class Run(NamedTuple):

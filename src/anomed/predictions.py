@@ -14,7 +14,7 @@ from anomed import images, records
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 from anomed.mapcodes import Codec, stride
-from anomed.metrics import curves
+from anomed.metrics import counts, curves
 
 COLUMNS = ["image_id", "score", "map_row"]
 GALLERY = 64  # maps kept where a domain has neither masks nor boxes
@@ -196,9 +196,9 @@ def _loss(prepared: Prepared, table: pd.DataFrame, spool: _Spool, rows: np.ndarr
     facts: dict[str, Any] = {"images": len(judged), "pixels": labels.size, "auroc_loss": None, "ap_loss": None}
     if labels.all() or not labels.any():
         return {**facts, "reason": "no valid image with pixel truth, or pixels of one class only"}
-    before, after = curves.counts(floats, labels), curves.counts(integers, labels)
-    auroc = abs(curves.auroc(*before) - curves.auroc(*after))
-    ap = abs(curves.average_precision(*before) - curves.average_precision(*after))
+    before, after = counts.of_images(floats, labels), counts.of_images(integers, labels)
+    auroc = abs(curves.auroc(before) - curves.auroc(after))
+    ap = abs(curves.average_precision(before) - curves.average_precision(after))
     if max(auroc, ap) > LOSS:
         raise AnomedError(
             f"anomaly maps: coded in 16 bits they lose {auroc:.1e} of pixel AUROC and {ap:.1e} of AP on the "

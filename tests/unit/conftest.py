@@ -1,7 +1,7 @@
 """A small finished benchmark on disk, made through the real writers, for the tests of tables and reports."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anomed import predictions, records
+from anomed import predictions, records, stats
 from anomed.manifest import Case, Pixels, Prepared, Writer
 from anomed.report import html, table
 
@@ -24,12 +24,15 @@ METRICS = {
         "A 1982",
     ),
     "pixel_ap": ("Pixel AP", "pixel", "higher", "Average precision over all pixels.", "B & C <2010>, 3:4-5"),
+    "pixel_ap_foreground": ("Pixel AP", "foreground", "higher", "The same in the organ.", "B & C <2010>, 3:4-5"),
     "miss": ("Missed", "image", "lower", "Share of missed lesions.", "this test"),
 }
 COUNTS = {
     "image": {"normal": 5, "abnormal": 9},
     "pixel": {"normal": 30_820, "abnormal": 540, "regions": 9, "excluded": 0},
+    "foreground": {"normal": 12_000, "abnormal": 540, "regions": 9, "excluded": 0},
 }
+RISING = np.linspace(-0.1, 0.1, 1000)  # replicates minus value, unless a test gives others: pairs differ by a constant
 SEEDS = {"random": [0, 1, 2], "deep_svdd": [0], "label": [0, 1]}
 REASON = "no anomaly maps: the method does not localise"
 NO_TRUTH = "the domain has no pixel truth"
@@ -49,6 +52,9 @@ class Benchmark:
     masks: bool = True
     official: bool = False
     domains: list[str] = field(default_factory=lambda: [DOMAIN])
+    bootstrap: dict[str, Any] = field(
+        default_factory=lambda: {"replicates": 1000, "confidence": 0.95, "unit": "subject", "units": 12}
+    )
 
     def __post_init__(self) -> None:
         for folder in ("prepared", "scores", "runs", "models", "results"):
@@ -131,23 +137,51 @@ class Benchmark:
             values = noise if system == "random" else image * 10 + noise
             yield values.mean(keepdims=True)[0].astype(np.float64), values[None] if localises else None
 
-    def score(self, domain: str, system: str, seed: int, values: dict[str, float | str | None], **counts: int) -> Path:
-        """Write a score file; a text instead of a value is the reason why there is none. counts: of pixel metrics."""
+    def score(
+        self,
+        domain: str,
+        system: str,
+        seed: int,
+        values: dict[str, float | str | None],
+        replicates: dict[str, np.ndarray] | None = None,
+        breakdowns: Sequence[dict[str, Any]] = (),
+        **counts: int,
+    ) -> Path:
+        """Write a score file and its replicates; a text instead of a value is the reason why there is none.
+
+        replicates: of a metric, minus its value; RISING where not given. counts: of pixel metrics.
+        """
         path = self.scores / domain / system / f"{seed}.json"
         if not self.localises.get(system, True) and "pixel_ap" in values:
             values = {**values, "pixel_ap": REASON}
         if not self.masks and "pixel_ap" in values:
             values = {**values, "pixel_ap": NO_TRUTH}
         found = []
+        arrays: dict[str, Any] = {"image_roc_fpr": np.linspace(0, 1, 5)}
+        outcome: dict[str, Any]
         for name, value in values.items():
             facts = dict(zip(("label", "level", "direction", "definition", "source"), METRICS[name], strict=True))
-            outcome = {"value": None, "reason": value} if isinstance(value, str) else {"value": value, "reason": None}
+            if isinstance(value, str) or value is None:
+                outcome = {"value": None, "reason": value, "low": None, "high": None, "interval_reason": value}
+            else:
+                own = (value + (replicates or {}).get(name, RISING)).astype(np.float32)
+                low, high, reason = stats.interval(own, self.bootstrap["units"])
+                outcome = {"value": value, "reason": None, "low": low, "high": high, "interval_reason": reason}
+                arrays[f"replicates_{name}"] = own
             held = COUNTS[facts["level"]] | (counts if facts["level"] == "pixel" else {})
             counted = {"n": 14, "counts": held}
-            found.append({"metric": name, **outcome, **counted, **facts, "unit": "fraction", "version": 1})
+            names = {"metric": name, "definition_id": f"{name}.v1", "unit": "fraction", "version": 1}
+            found.append({**names, **outcome, **counted, **facts})
         hashes = {"manifest_hash": Prepared(self.prepared / domain).hash, "parameter_hash": records.digest(system)}
-        file = {"domain": domain, "system": system, "seed": seed, **hashes, "records": found}
-        records.write_card(path, file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path.with_suffix(".npz"), allow_pickle=False, **arrays)
+        binning = None if "pixel_ap" not in values else 1e-6 * (seed + 1)  # may differ from run to run
+        drawn = {
+            "bootstrap": {**self.bootstrap, "binning": binning},
+            "curves": records.digest_file(path.with_suffix(".npz")),
+        }
+        file = {"domain": domain, "system": system, "seed": seed, **hashes, **drawn, "records": found}
+        records.write_card(path, {**file, "breakdowns": list(breakdowns)})
         return path
 
     def table(self) -> None:

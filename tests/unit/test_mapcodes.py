@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from anomed.errors import AnomedError
 from anomed.mapcodes import TOP, Codec, stride
-from anomed.metrics import curves
+from anomed.metrics import counts, curves
 
 COUNT = 400_000
 _generator = np.random.default_rng(7)
@@ -55,9 +55,9 @@ def test_ranks_survive_on_every_shape(name: str) -> None:
     scores = SHAPES[name]().astype(np.float32)
     codec = fitted(scores)
     codes = codec.encode(scores)
-    exact, coded = curves.counts(scores, LESION), curves.counts(codes, LESION)
-    assert abs(curves.auroc(*exact) - curves.auroc(*coded)) < 1e-5
-    assert abs(curves.average_precision(*exact) - curves.average_precision(*coded)) < 1e-4
+    exact, coded = counts.of_images(scores, LESION), counts.of_images(codes, LESION)
+    assert abs(curves.auroc(exact) - curves.auroc(coded)) < 1e-5
+    assert abs(curves.average_precision(exact) - curves.average_precision(coded)) < 1e-4
     assert (np.diff(codes[np.argsort(scores)].astype(int)) >= 0).all()
     assert codes.max() == TOP
     np.testing.assert_array_equal(codec.encode(codec.decode(codes)), codes)
@@ -91,9 +91,9 @@ def test_the_code_is_the_formula_of_the_contract() -> None:
 def test_a_sample_and_the_extremes_are_enough() -> None:
     scores = np.exp(6 * Z).astype(np.float32)
     codec = Codec.fit(scores[:: stride(COUNT, COUNT, 20_000)], float(scores.min()), float(scores.max()))
-    exact, coded = curves.counts(scores, LESION), curves.counts(codec.encode(scores), LESION)
+    exact, coded = counts.of_images(scores, LESION), counts.of_images(codec.encode(scores), LESION)
     assert codec.encode(scores.max()) == TOP
-    assert abs(curves.auroc(*exact) - curves.auroc(*coded)) < 1e-5
+    assert abs(curves.auroc(exact) - curves.auroc(coded)) < 1e-5
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, 1e-40, 3e38])

@@ -63,11 +63,45 @@ def pixels(uri: str) -> np.ndarray:
 def test_numbers_are_those_of_the_records(finished: Any) -> None:
     page = Page(page_of(finished))
     assert page.tables[0] == [
-        ["system", "seeds", "Image AUROC ↑", "Pixel AP ↑", "Missed ↓"],
-        ["random", "3", "0.5000", "± 0.2500", "0.1250", "± 0.0000", "0.5000", "± 0.0000"],
-        ["deep_svdd", "1", "0.2500", "", "0.1250", "", "0.5000", ""],
-        ["label", "2", "0.3750", "± 0.1768", "– [1]", "", "0.5000", "± 0.0000"],
+        ["system", "seeds", "Image AUROC ↑", "Missed ↓"],
+        ["random", "3", "0.5000± 0.2500[0.402, 0.598]", "0.5000± 0.0000[0.402, 0.598]"],
+        ["deep_svdd", "1", "0.2500[0.152, 0.348]", "0.5000[0.402, 0.598]"],
+        ["label", "2", "0.3750± 0.1768[0.277, 0.473]", "0.5000± 0.0000[0.402, 0.598]"],
     ]
+    assert page.tables[1] == [
+        ["system", "seeds", "Pixel AP ↑"],
+        ["random", "3", "0.1250± 0.0000[0.027, 0.223]"],
+        ["deep_svdd", "1", "0.1250[0.027, 0.223]"],
+        ["label", "2", "–[1]"],
+    ]
+
+
+def test_levels_intervals_and_counts_are_those_of_the_table(finished: Any) -> None:
+    text = " ".join(page_of(finished).split())
+    below = "Intervals: 95 % bootstrap over 12 subjects, 1,000 replicates. Counted: "
+    for title, counted in (
+        ("Images", "5 normal images, 9 abnormal images"),
+        ("Pixels", "30,820 normal pixels, 540 abnormal pixels, 9 regions"),
+    ):
+        start = text.index(f"<h3>{title}</h3>")
+        assert f'<p class="small soft">{below}{counted}. </p>' in text[start : text.index("<h3>", start + 1)]
+
+
+def test_what_the_bootstrap_does_not_separate_is_marked_and_explained(copied: Any) -> None:
+    wide = {"image_auroc": np.random.default_rng(1).normal(0, 0.2, 1000)}
+    few = {"image_auroc": np.where(np.arange(1000) < 51, np.nan, 0.0)}
+    values = {"image_auroc": 0.49, "pixel_ap": 0.125, "miss": 0.5}
+    copied.score("brain_mri", "deep_svdd", 0, values, wide)
+    copied.score("brain_mri", "label", 0, values, few)
+    page = Page(copied.report())
+    reason = "no interval: seed 0: too few subjects: 51 of 1000 replicates have no value"
+    assert page.tables[0][1][2] == "0.5000± 0.2500[0.402, 0.598]"
+    assert re.fullmatch(r"0\.4900≈\[-?0\.\d{3}, 0\.\d{3}\]", page.tables[0][2][2])
+    assert page.tables[0][3][2] == "0.4950± 0.0071≈ [1]"
+    assert ("td", {"class": "cell", "title": reason}) in page.tags
+    assert f"[1] {reason}." in " ".join(page_of(copied).split())
+    assert sum(attributes.get("class") == "best" for _, attributes in page.tags) == 1
+    assert "≈ marks values that the paired bootstrap does not separate from it (p ≥ 0.05, " in page_of(copied)
 
 
 def test_scores_under_the_pictures_are_those_of_the_run(finished: Any) -> None:
@@ -76,7 +110,7 @@ def test_scores_under_the_pictures_are_those_of_the_run(finished: Any) -> None:
     scores = run.scores.set_index("image_id").score
     prepared = Prepared(finished.prepared / "brain_mri")
     normal = scores[prepared.table.image_id[(prepared.table.split == "test") & (prepared.table.label == 0)]]
-    strip = page.tables[1]
+    strip = page.tables[2]
     assert [head.partition("seed")[0] for head in strip[0]] == ["image", "truth", "random", "deep_svdd"]
     assert len(strip) == 1 + 6 + 3
     for row in strip[1:]:
@@ -88,8 +122,8 @@ def test_scores_under_the_pictures_are_those_of_the_run(finished: Any) -> None:
 
 def test_an_empty_cell_has_its_reason_and_a_silent_system_is_named(finished: Any) -> None:
     text = page_of(finished)
-    assert ("td", {"class": "mean", "title": REASON}) in Page(text).tags
-    assert f"No value: [1] {REASON}." in " ".join(text.split())
+    assert ("td", {"class": "cell", "title": f"no value: {REASON}"}) in Page(text).tags
+    assert f"[1] no value: {REASON}." in " ".join(text.split())
     assert "No maps from label: image scores only." in text
 
 
@@ -159,8 +193,8 @@ def test_text_from_data_is_no_markup(benchmark: Any) -> None:
     page = Page(text)
     assert "<script" not in text
     assert {tag for tag, _ in page.tags} & {"script", "b", "iframe"} == set()
-    assert any(hostile in row[0] for row in page.tables[1])
-    assert any("<img src=x onerror=alert(2)>" in row[0] for row in page.tables[1])
+    assert any(hostile in row[0] for row in page.tables[2])
+    assert any("<img src=x onerror=alert(2)>" in row[0] for row in page.tables[2])
     assert page.tables[0][2][0] == "a<b>&c"
     assert "&lt;b&gt;random&lt;/b&gt; warns" in text  # a warning of the run card
 
@@ -217,11 +251,11 @@ def test_a_domain_without_masks_shows_maps_and_no_truth(benchmark: Any) -> None:
     page = Page(text)
     assert [head.partition("seed")[0] for head in page.tables[1][0]] == ["image", "random", "deep_svdd"]
     assert page.tables[0][0] == ["system", "seeds", "Image AUROC ↑", "Missed ↓"]  # nor empty columns
-    assert page.tables[0][3] == ["label", "2", "0.3750", "± 0.1768", "0.5000", "± 0.0000"]
+    assert page.tables[0][3] == ["label", "2", "0.3750± 0.1768[0.277, 0.473]", "0.5000± 0.0000[0.402, 0.598]"]
     plain = " ".join(text.split())
-    assert "Pixel AP: no value, the domain has no pixel truth. Counted for image metrics: 5 normal images, 9" in plain
+    assert '<h3>Pixels</h3> <p class="small soft">Pixel AP: no value, the domain has no pixel truth. </p>' in plain
     assert "No pixel truth in this domain. No maps from label: image scores only. </p>" in plain
-    for word in ("No value:", "metrics: nothing", "pixel metrics", "cyan line"):
+    for word in ("[1]", "Counted: <", "normal pixels", "cyan line"):
         assert word not in plain
     assert len(page.tables[1]) == 1 + 6 + 3
 

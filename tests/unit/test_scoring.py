@@ -19,14 +19,17 @@ from anomed import records
 from anomed.errors import AnomedError
 from anomed.images import upsample
 from anomed.manifest import Prepared
-from anomed.metrics.declare import METRICS, metric, metrics
+from anomed.metrics import curves
+from anomed.metrics.counts import Counts
+from anomed.metrics.declare import LEVELS, METRICS, metric, metrics
 from anomed.predictions import Predictions
 from anomed.scoring import score
 
 COUNTS = {("train", 0): 2, ("valid", 0): 2, ("valid", 1): 3, ("test", 0): 4, ("test", 1): 5}
-PARAMETERS: dict[str, Any] = {**tiny_domain.PARAMETERS, "metrics": {"aupro_limit": 0.3}}
-SHIPPED = ["image_auroc", "image_ap", "pixel_auroc", "pixel_ap", "pixel_aupro"]
-IMAGE, PIXEL = ([found.name for found in metrics(level)] for level in ("image", "pixel"))
+PARAMETERS: dict[str, Any] = {**tiny_domain.PARAMETERS, "metrics": {"aupro_limit": 0.3, "replicates": 200}}
+IMAGE, PIXEL, FOREGROUND = ([found.name for found in metrics(level)] for level in LEVELS)
+SHIPPED = [name for name in (*IMAGE, *PIXEL) if "_f1" not in name and "dice" not in name]
+CUT = ("image_f1", "pixel_dice")  # their threshold comes from valid
 BEST = {name: found.high if found.direction == "higher" else found.low for name, found in METRICS.items()}
 
 
@@ -53,11 +56,13 @@ def oracle(prepared: Prepared) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def test_an_oracle_reaches_the_better_end_of_every_metric(tmp_path: Path) -> None:
-    prepared = domain(tmp_path / "data", COUNTS, native=[(40, 40)])
+    prepared = domain(tmp_path / "data", COUNTS, native=[(40, 40)], foreground=True)
     found = scored(run(tmp_path / "oracle", prepared, oracle(prepared)), prepared)
     values = {name: record["value"] for name, record in found["records"].items()}
     assert values == BEST
     assert {name: values[name] for name in SHIPPED} == dict.fromkeys(SHIPPED, 1.0)
+    for name, record in found["records"].items():
+        assert (record["low"], record["high"], record["interval_reason"]) == (BEST[name], BEST[name], None)
 
 
 def test_a_constant_is_at_chance(prepared: Prepared, tmp_path: Path) -> None:
@@ -83,13 +88,34 @@ def test_records_say_what_they_are(prepared: Prepared, tmp_path: Path) -> None:
     assert [name for name in found["records"] if name in SHIPPED] == SHIPPED
     declared = ("label", "level", "unit", "direction", "source", "version")
     for name, record in found["records"].items():
-        assert set(record) == {"metric", "value", "reason", "n", "counts", "definition", *declared}
+        interval = ("low", "high", "interval_reason")
+        assert set(record) == {
+            "metric",
+            "definition_id",
+            "value",
+            "reason",
+            *interval,
+            "n",
+            "counts",
+            "definition",
+            *declared,
+        }
+        assert record["definition_id"] == METRICS[name].identifier({"aupro_limit": 0.3})
+        assert METRICS[name].low <= record["low"] <= record["high"] <= METRICS[name].high
+        assert record["interval_reason"] is None
         assert METRICS[name].low <= record["value"] <= METRICS[name].high, name
         assert (record["metric"], record["reason"], record["n"]) == (name, None, 9)
         assert {key: record[key] for key in declared} == {key: getattr(METRICS[name], key) for key in declared}
         assert record["definition"] == METRICS[name].described({"aupro_limit": 0.3})
+    assert found["bootstrap"]["unit"] == "image"  # every image is its own subject
+    assert (found["bootstrap"]["units"], found["bootstrap"]["replicates"], found["bootstrap"]["confidence"]) == (
+        9,
+        200,
+        0.95,
+    )
+    assert 0 <= found["bootstrap"]["binning"] < 1e-6  # fewer codes than bins
     for name in SHIPPED:
-        assert 0 < found["records"][name]["value"] < 1, name
+        assert 0 <= found["records"][name]["value"] < 1, name
         assert (found["records"][name]["direction"], found["records"][name]["unit"]) == ("higher", "fraction")
     assert found["records"]["image_auroc"]["source"] == "Hanley and McNeil 1982, Radiology 143:29-36"
     assert found["records"]["image_ap"]["counts"] == {"normal": 4, "abnormal": 5}
@@ -138,7 +164,8 @@ def test_the_test_split_alone_counts(prepared: Prepared, tmp_path: Path) -> None
     moved = maps.copy()
     moved[:5] = maps[4::-1]
     after = scored(run(tmp_path / "b", prepared, [(swapped, moved)]), prepared)["records"]
-    assert before == after
+    assert {name for name in before if before[name] != after[name]} <= {*CUT}
+    assert before["pixel_dice"]["value"] != after["pixel_dice"]["value"]
 
 
 def test_images_of_unknown_truth_are_excluded_and_counted(tmp_path: Path) -> None:
@@ -165,12 +192,16 @@ def test_what_cannot_be_computed_is_null_with_the_reason(
     prepared = domain(tmp_path / "data", counts, masks, unknown)
     batches = noise(prepared) if maps else ((scores, None) for scores, _ in noise(prepared))
     found = scored(run(tmp_path / "run", prepared, batches, maps), prepared)["records"]
-    for name in PIXEL if "one class" not in reason else SHIPPED[2:]:  # another metric words that in its own way
+    for name in (
+        PIXEL if "one class" not in reason else [name for name in SHIPPED if name in PIXEL]
+    ):  # another metric words that in its own way
         assert (found[name]["value"], found[name]["reason"]) == (None, reason)
     if not any(split == "test" and label for split, label in counts):
         assert found["image_ap"]["reason"] == "one class only: no abnormal image among 2"
     with np.load(tmp_path / "scores" / "run.npz") as curves:
-        assert not [name for name in curves if name.startswith("pixel")]
+        assert not [name for name in curves if "pixel" in name and "one class" not in reason]
+    for record in found.values():
+        assert record["value"] is not None or (record["low"], record["interval_reason"]) == (None, record["reason"])
 
 
 def test_a_missing_map_is_a_reason(prepared: Prepared, tmp_path: Path) -> None:
@@ -187,10 +218,15 @@ def test_a_missing_map_is_a_reason(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_curves_lie_beside_the_records(prepared: Prepared, tmp_path: Path) -> None:
-    scored(run(tmp_path / "run", prepared, noise(prepared)), prepared)
+    found = scored(run(tmp_path / "run", prepared, noise(prepared)), prepared)
+    assert found["curves"] == records.digest_file(tmp_path / "scores" / "run.npz")
     with np.load(tmp_path / "scores" / "run.npz") as curves:
-        assert sorted(curves) == ["image_pr", "image_roc", "pixel_pr", "pixel_pro", "pixel_roc"]
-        for name in curves:
+        names = [name for name in curves if not name.startswith("replicates_")]
+        assert sorted(names) == ["image_pr", "image_roc", "pixel_pr", "pixel_pro", "pixel_roc"]
+        for name in {*curves} - {*names}:
+            assert (curves[name].dtype, curves[name].shape) == (np.float32, (200,))
+        assert {name.removeprefix("replicates_") for name in {*curves} - {*names}} == {*IMAGE, *PIXEL}
+        for name in names:
             assert curves[name].dtype == np.float32
             assert curves[name].shape[0] == 2
             assert curves[name].shape[1] <= 513
@@ -223,13 +259,52 @@ def test_one_decorated_function_is_a_new_metric(
 ) -> None:
     monkeypatch.setattr("anomed.metrics.declare.METRICS", dict(METRICS))
 
-    @metric(name="spread", label="Spread", level="image", definition="Range of the scores.", source="test", high=99.0)
-    def spread(scores: np.ndarray, labels: np.ndarray) -> float:
-        return float(np.ptp(scores))
+    @metric(name="pixel_youden", label="Youden", level="pixel", definition="Best of the ROC curve.", source="test")
+    def pixel_youden(counts: Counts, *, weight: float = 1.0) -> np.ndarray:
+        false, true = curves.roc(counts)
+        return np.asarray((true - weight * false).max(axis=-1))
 
-    found = scored(run(tmp_path / "run", prepared, noise(prepared)), prepared)["records"]
-    assert list(found) == [*IMAGE, "spread", *PIXEL]
-    assert found["spread"]["value"] > 0
+    prepared = domain(tmp_path / "organ", COUNTS, foreground=True)
+    parameters = {**PARAMETERS, "metrics": {"weight": 0.5}}
+    found = scored(run(tmp_path / "run", prepared, noise(prepared)), prepared, parameters)["records"]
+    assert list(found) == [*IMAGE, *PIXEL, "pixel_youden", *FOREGROUND, "pixel_youden_foreground"]
+    assert found["pixel_youden"]["definition_id"] == "pixel_youden.v1[weight=0.5]"
+    assert 0 < found["pixel_youden"]["low"] <= found["pixel_youden"]["value"] <= found["pixel_youden"]["high"] < 1
+
+
+def test_the_organ_alone(tmp_path: Path) -> None:
+    """Records of level foreground count the pixels inside the organ, whose lesions are those of the whole image."""
+    prepared = domain(tmp_path / "data", COUNTS, foreground=True)
+    folder = run(tmp_path / "random", prepared, noise(prepared))
+    found = scored(folder, prepared)["records"]
+    assert {*found} == {*IMAGE, *PIXEL, *FOREGROUND}
+    table, maps = prepared.evaluated(), np.concatenate([maps for _, maps in noise(prepared)])
+    truth, exact = [], []
+    for place in table.index[table.split == "test"]:
+        mask, organ = prepared.mask(int(table.mask_row[place])), prepared.foreground(int(table.mask_row[place]))
+        assert organ is not None
+        truth.append(mask[organ])
+        exact.append(upsample(maps[place], *mask.shape)[organ])
+    labels, scores = np.concatenate(truth), np.concatenate(exact)
+    assert found["pixel_auroc_foreground"]["value"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-4)
+    assert found["pixel_auroc_foreground"]["value"] != found["pixel_auroc"]["value"]
+    counts = {"normal": int((~labels).sum()), "abnormal": int(labels.sum()), "regions": 10, "excluded": 0}
+    assert found["pixel_dice_foreground"]["counts"] == counts
+    assert found["pixel_dice"]["counts"]["abnormal"] == counts["abnormal"]
+    assert found["pixel_dice"]["counts"]["normal"] > counts["normal"]
+
+
+def test_wrong_metric_parameters_are_refused(prepared: Prepared, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", prepared, noise(prepared))
+    for block, message in {
+        '{"aupro": 0.3}': r"metrics: found \{'aupro': 0.3\}, expected numbers under the keys \['aupro_limit', 'replicates', 's",
+        '{"aupro_limit": 2}': "aupro_limit: found 2, expected a number above 0 and at most 1",
+        '{"replicates": 0}': "replicates: found 0, expected a whole number from 1 on",
+        '{"replicates": 1.5}': "replicates: found 1.5, expected a whole number",
+    }.items():
+        with pytest.raises(AnomedError, match=message):
+            scored(folder, prepared, {**PARAMETERS, "metrics": json.loads(block)})
+    assert not (tmp_path / "scores").exists()
 
 
 def test_other_images_are_refused_with_the_first_difference(prepared: Prepared, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -287,6 +289,42 @@ def test_a_toy_source_is_one_file_and_one_block(copy: Project) -> None:
     assert "test 1 normal, 2 abnormal" in (copy.folder / "results/table.md").read_text()
     (raw / "test_abnormal_d_2.png").unlink()
     assert "prepare/my_set" in jobs(copy.snakemake("-n")), "a change of the raw data is seen"
+
+
+def test_a_toy_metric_is_one_function(copy: Project) -> None:
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    code = textwrap.dedent(text.split("```python\n")[3].split("```")[0])
+    path = copy.folder / "src/anomed/metrics/ranking.py"
+    path.write_text(path.read_text().replace("def pixel_metrics(", f"{code}\n\ndef pixel_metrics(", 1))
+    done = jobs(copy.snakemake())
+    assert {name.partition("/")[0] for name in done} == {"score", "table", "report", "all"}
+    row = table(copy)["intensity"]
+    assert 0 < float(row["brain_mri.pixel_youden"]) < 1
+    assert 0 < float(row["brain_mri.pixel_youden_foreground"]) < 1
+    with np.load(copy.folder / "scores/brain_mri/intensity/0.npz") as arrays:
+        assert np.ptp(arrays["replicates_pixel_youden"][np.isfinite(arrays["replicates_pixel_youden"])]) > 0
+    assert "Youden 1950" in (copy.folder / "results/table.md").read_text()
+
+
+def test_compare_judges_one_system_by_another(built: Project) -> None:
+    def compare(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [str(BINARIES / "python"), "-m", "anomed.cli", "compare", *arguments],
+            cwd=built.folder, env={**os.environ, "PYTHONPATH": "src"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = compare("constant", "patchcore")
+    assert code == 0, text
+    assert re.search(r"brain_mri\.pixel_auroc ↑ .* better", text)
+    code, text = compare("patchcore", "constant")
+    assert code == 1, text
+    assert "REGRESSION" in text
+    assert compare("patchcore", "patchcore")[0] == 0
+    assert compare("patchcore", "constant", "--tolerance", "0.99")[0] == 0
+    code, text = compare("patchcor", "constant")
+    assert code == 2
+    assert "patchcore" in text
 
 
 def test_programs_of_the_environment_are_found_without_activating_it(built: Project) -> None:

@@ -5,6 +5,7 @@ rule table:
     input:
         src=plan.code("table"),
         scores=[run.path("scores", ".json") for run in plan.runs],
+        curves=ancient([run.path("scores", ".npz") for run in plan.runs]),
         runs=[run.path("runs", "/run.json") for run in plan.runs],
         models=[run.path("models", "/run.json") for run in plan.runs],
         cards=expand(rules.prepare.output.card, domain=plan.domains),

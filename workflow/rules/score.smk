@@ -18,10 +18,11 @@ rule score:
         runtime=lambda w, attempt: 60 * attempt,
     params:
         block=lambda w: plan.score_params(w.system),
+        device=lambda w, output: plan.params.run.device,
         data="data/prepared/{domain}",
         run="runs/{domain}/{system}/{seed}",
     message:
         "score {wildcards.system} on {wildcards.domain}, seed {wildcards.seed}"
     shell:
         "anomed score --run {params.run:q} --data {params.data:q} --params {params.block:q} --out {output.json:q}"
-        " > {log:q} 2>&1"
+        " --device {params.device} > {log:q} 2>&1"

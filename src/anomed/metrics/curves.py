@@ -1,68 +1,92 @@
-"""Rank statistics from counts per distinct score: AUROC, AP, AUPRO and the curves behind them.
+"""Rank statistics of counts per score: AUROC, AP, AUPRO, Dice, sensitivity, and the curves behind them.
 
-Every function takes arrays over the distinct scores in ascending order, positive and negative counts among them, each
-class at least once; a score above or equal to a threshold is called abnormal. Ties are exact: scores that are equal
-cross the threshold together.
+Statistics take `Counts` with any leading axes and return float64 of those axes, NaN where a class is absent. Ties are
+exact: items of equal score cross a threshold together.
 """
 
 import numpy as np
 
+from anomed.metrics.counts import Counts
+
 POINTS = 513  # of a thinned curve, at most
 
 
-def counts(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(positive, negative), int64, of scores (N,) and labels bool (N,)."""
-    values, place = np.unique(scores, return_inverse=True)
-    sizes = np.bincount(place, minlength=len(values))
-    positive = np.bincount(place[labels], minlength=len(values))
-    return positive, sizes - positive
-
-
-def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
+def auroc(counts: Counts) -> np.ndarray:
     """Chance that an abnormal item scores above a normal one, ties counting one half (Mann-Whitney)."""
-    below = np.cumsum(negative) - negative
-    return float(np.sum(positive * (below + 0.5 * negative)) / (float(positive.sum()) * float(negative.sum())))
+    beaten = counts.false[..., -1:] - counts.false[..., ::-1] + 0.5 * counts.normal
+    pairs = counts.true[..., -1] * counts.false[..., -1]
+    return _ratio(np.sum(counts.abnormal * beaten, axis=-1), pairs)
 
 
-def average_precision(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Sum over thresholds of (recall step) x (precision at the threshold), without interpolation."""
-    found, called = np.cumsum(positive[::-1]), np.cumsum((positive + negative)[::-1])
-    step = positive[::-1]
-    at = step > 0
-    return float(np.sum(step[at] * (found[at] / called[at])) / found[-1])
+def average_precision(counts: Counts) -> np.ndarray:
+    """Sum over thresholds of (recall step) x (precision at the threshold), without interpolation. Where scores were
+    merged, the precision in the middle of a place stands for that of all its items."""
+    step, called = counts.abnormal[..., ::-1], counts.true + counts.false
+    true = counts.true
+    if counts.merged is not None:
+        half = 0.5 * counts.merged[::-1]
+        true, called = true - half * step, called - half * (step + counts.normal[..., ::-1])
+    found = np.sum(step * _ratio(true, called, 0.0), axis=-1)
+    return np.where(counts.false[..., -1] > 0, _ratio(found, counts.true[..., -1]), np.nan)
 
 
-def aupro(negative: np.ndarray, overlap: np.ndarray, limit: float) -> float:
+def mirrored(counts: Counts) -> Counts:
+    """The counts when normal is what is looked for, by falling score."""
+    merged = None if counts.merged is None else counts.merged[::-1]
+    return Counts(counts.abnormal[..., ::-1], counts.normal[..., ::-1], item=counts.item, merged=merged)
+
+
+def aupro(counts: Counts, limit: float) -> np.ndarray:
     """Area under `pro` for a false positive rate of 0 to `limit`, linear at the limit, divided by the limit."""
-    rate, mean = pro(negative, overlap)
-    inside = int(np.searchsorted(rate, limit, side="right"))
-    x, y = np.append(rate[:inside], limit), np.append(mean[:inside], np.interp(limit, rate, mean))
-    if rate[inside - 1] == limit:  # several points may stand at the limit: none is left out, none added
-        x, y = rate[:inside], mean[:inside]
-    return float(np.trapezoid(y, x) / limit)
+    rate, mean = pro(counts)
+    width, reached = np.diff(rate), _reached(rate, limit)
+    area = width * reached * (mean[..., :-1] + 0.5 * reached * np.diff(mean))
+    return np.sum(area, axis=-1) / limit
 
 
-def roc(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """False and true positive rate, 2 x K, from (0, 0) to (1, 1)."""
-    return np.stack([_share(negative), _share(positive)])
+def sensitivity(counts: Counts, rate: float) -> np.ndarray:
+    """True positive rate at a false positive rate, linear between the points of the ROC curve."""
+    false, true = roc(counts)
+    return np.sum(np.diff(true) * _reached(false, rate), axis=-1)
 
 
-def precision_recall(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """Recall and precision, 2 x K, by falling threshold; begins at recall 0 with the first threshold's precision."""
-    used = (positive + negative)[::-1] > 0
-    found, called = np.cumsum(positive[::-1])[used], np.cumsum((positive + negative)[::-1])[used]
+def dice(counts: Counts) -> np.ndarray:
+    """Dice (F1) at every threshold, falling: (..., K)."""
+    called = counts.true + counts.false
+    return _ratio(2 * counts.true, counts.true[..., -1:] + np.where(counts.true[..., -1:] > 0, called, 0))
+
+
+def dice_at_cut(counts: Counts, cut: int) -> np.ndarray:
+    """Dice when all from place `cut` on is called abnormal; at K nothing is, which is 0."""
+    places = counts.normal.shape[-1]
+    if cut < places:
+        return dice(counts)[..., places - 1 - cut]
+    return np.where(counts.true[..., -1] > 0, 0.0, np.nan)
+
+
+def best_cut(counts: Counts) -> int:
+    """The place whose threshold has the best Dice, the highest of equal ones. Raises NotComputable for one class."""
+    counts.require()
+    return counts.normal.shape[-1] - 1 - int(np.argmax(dice(counts)))
+
+
+def roc(counts: Counts) -> np.ndarray:
+    """False and true positive rate, 2 x ... x (K + 1), from (0, 0) to (1, 1)."""
+    return np.stack([_share(counts.false), _share(counts.true)])
+
+
+def precision_recall(counts: Counts) -> np.ndarray:
+    """Recall and precision of one set of counts, 2 x up to K + 1, by falling threshold; begins at recall 0 with the
+    first threshold's precision."""
+    used = (counts.normal + counts.abnormal)[::-1] > 0
+    found, called = counts.true[used], (counts.true + counts.false)[used]
     recall, precision = found / found[-1], found / called
     return np.stack([np.append(0.0, recall), np.append(precision[0], precision)])
 
 
-def pro(negative: np.ndarray, overlap: np.ndarray) -> np.ndarray:
-    """False positive rate and mean per-region overlap, 2 x K, from (0, 0) to (1, 1).
-
-    overlap: per score the sum over its lesion pixels of 1 / area of the pixel's region, so that the sum over all
-    scores is the number of regions.
-    """
-    used = (negative > 0) | (overlap > 0)
-    return np.stack([_share(negative[used]), _share(overlap[used])])
+def pro(counts: Counts) -> np.ndarray:
+    """False positive rate and mean per-region overlap, 2 x ... x (K + 1), from (0, 0) to (1, 1)."""
+    return np.stack([_share(counts.false), _share(counts.covered)])
 
 
 def thin(curve: np.ndarray) -> np.ndarray:
@@ -72,6 +96,19 @@ def thin(curve: np.ndarray) -> np.ndarray:
     return curve[:, np.unique(np.append(places, len(path) - 1))].astype(np.float32)
 
 
-def _share(numbers: np.ndarray) -> np.ndarray:
-    above = np.cumsum(numbers[::-1])
-    return np.append(0.0, above / above[-1])
+def _ratio(part: np.ndarray, whole: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
+    """part / whole, and `otherwise` where whole is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), otherwise), where=np.asarray(whole) > 0)
+
+
+def _share(above: np.ndarray) -> np.ndarray:
+    """Cumulated counts as shares of all, with the 0 before the first: (..., K + 1)."""
+    whole = np.broadcast_to(above[..., -1:], above.shape)
+    return np.concatenate([np.zeros((*above.shape[:-1], 1)), _ratio(above, whole)], axis=-1)
+
+
+def _reached(rate: np.ndarray, limit: float) -> np.ndarray:
+    """How much of each segment of a curve lies at or below `limit` on its x axis: 0 to 1, (..., K)."""
+    start, width = rate[..., :-1], np.diff(rate)
+    part = np.divide(limit - start, width, out=(start <= limit).astype(np.float64), where=width > 0)
+    return np.clip(part, 0, 1, out=part)

@@ -1,8 +1,10 @@
-"""Metrics of ranking: AUROC, AP and AUPRO of images and pixels; usable alone on numpy arrays.
+"""Metrics of ranking: AUROC, AP, F1, sensitivity of images and pixels, AUPRO and Dice; usable alone on numpy arrays.
 
 >>> import numpy as np
 >>> image_auroc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
 0.75
+>>> image_f1([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], threshold=0.3)
+0.8
 >>> lesion = np.zeros((8, 8), bool)
 >>> lesion[2:4, 2:5] = True
 >>> normal = np.zeros((8, 8), bool)
@@ -12,68 +14,23 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from anomed.errors import AnomedError
-from anomed.mapcodes import TOP, Codec, stride
+from anomed.mapcodes import Codec, stride
 from anomed.metrics import curves
-from anomed.metrics.declare import NotComputable, metric, metrics
+from anomed.metrics.counts import Counts, NotComputable
+from anomed.metrics.declare import Level, metric, metrics
+from anomed.metrics.histogram import PixelHistogram
 
+__all__ = ["Counts", "NotComputable", "PixelHistogram", "metrics", "pixel_metrics"]
 MANN_WHITNEY = "Hanley and McNeil 1982, Radiology 143:29-36"
 STEPWISE = "scikit-learn, average_precision_score"
-REGIONS = np.ones((3, 3), int)  # 8-connectivity
-
-
-class PixelHistogram:
-    """Counts per map code that carry every pixel metric; O(pixels), streaming, mergeable.
-
-    total, lesion: int64 (65536,), all pixels and lesion pixels. overlap: float64 (65536,), lesion pixels weighted by
-    1 / area of their region (8-connected). regions, images: how many went in.
-    """
-
-    def __init__(self) -> None:
-        self.total = np.zeros(TOP + 1, np.int64)
-        self.lesion = np.zeros(TOP + 1, np.int64)
-        self.overlap = np.zeros(TOP + 1)
-        self.regions = self.images = 0
-
-    @property
-    def normal(self) -> np.ndarray:
-        """Normal pixels per code, int64."""
-        return self.total - self.lesion
-
-    def update(self, codes: np.ndarray, mask: np.ndarray) -> None:
-        """Count one image: codes uint16 H x W, mask bool H x W. Raises AnomedError on any other type or shape."""
-        if codes.dtype != np.uint16 or mask.dtype != bool or codes.ndim != 2 or codes.shape != mask.shape:
-            raise AnomedError(
-                f"found codes {codes.dtype} {codes.shape} with a mask {mask.dtype} {mask.shape}, expected uint16 "
-                "(H, W) with bool (H, W)"
-            )
-        self.total += np.bincount(codes.ravel(), minlength=TOP + 1)
-        self.images += 1
-        if not mask.any():
-            return
-        from scipy.ndimage import label
-
-        numbered, regions = label(mask, REGIONS)
-        region, hit = numbered[mask], codes[mask]
-        self.lesion += np.bincount(hit, minlength=TOP + 1)
-        self.overlap += np.bincount(hit, 1 / np.bincount(region)[region], minlength=TOP + 1)
-        self.regions += regions
-
-    def merge(self, other: "PixelHistogram") -> None:
-        """Add another histogram's counts; both must come from one codec."""
-        self.total += other.total
-        self.lesion += other.lesion
-        self.overlap += other.overlap
-        self.regions += other.regions
-        self.images += other.images
-
-    def counts(self) -> dict[str, int]:
-        """{"normal": pixels, "abnormal": pixels, "regions": regions}."""
-        return {"normal": int(self.normal.sum()), "abnormal": int(self.lesion.sum()), "regions": self.regions}
+VAN_RIJSBERGEN = "van Rijsbergen 1979, Information Retrieval, chapter 7"
+OVERLAP = "Dice 1945, Ecology 26:297-302"
+FAWCETT = "Fawcett 2006, Pattern Recognition Letters 27:861-874"
+PIXELS = "all pixels of all test images with pixel truth, on the native grid of the masks"
 
 
 @metric(
@@ -83,12 +40,9 @@ class PixelHistogram:
     definition="Area under the ROC curve of the raw image scores over all test images; ties count one half.",
     source=MANN_WHITNEY,
 )
-def image_auroc(scores: Any, labels: Any) -> float:
-    """Scores (N,), any real type, and labels (N,), 0 or 1, to a value in [0, 1].
-
-    Raises NotComputable when a class is absent, AnomedError on wrong shapes, labels or non-finite scores.
-    """
-    return curves.auroc(*_images(scores, labels))
+def image_auroc(counts: Counts) -> np.ndarray:
+    """In [0, 1]; 0.5 is chance."""
+    return curves.auroc(counts)
 
 
 @metric(
@@ -99,35 +53,85 @@ def image_auroc(scores: Any, labels: Any) -> float:
     "scores cross the threshold together.",
     source=STEPWISE,
 )
-def image_ap(scores: Any, labels: Any) -> float:
-    """As `image_auroc`."""
-    return curves.average_precision(*_images(scores, labels))
+def image_ap(counts: Counts) -> np.ndarray:
+    """In [0, 1]; chance is the share of abnormal images."""
+    return curves.average_precision(counts)
+
+
+@metric(
+    name="image_ap_normal",
+    label="Image AP (normal)",
+    level="image",
+    definition="Average precision of the normal class, by falling score: where nearly all test images are abnormal, "
+    "the abnormal class cannot tell systems apart.",
+    source=STEPWISE,
+)
+def image_ap_normal(counts: Counts) -> np.ndarray:
+    """In [0, 1]; chance is the share of normal images."""
+    return curves.average_precision(curves.mirrored(counts))
+
+
+@metric(
+    name="image_sensitivity",
+    label="Image sensitivity",
+    level="image",
+    definition="Share of the abnormal test images found when a share of {sensitivity_fpr} of the normal ones is called "
+    "abnormal, linear between the points of the ROC curve.",
+    source=FAWCETT,
+)
+def image_sensitivity(counts: Counts, *, sensitivity_fpr: float = 0.05) -> np.ndarray:
+    """In [0, 1]; chance is sensitivity_fpr. Raises AnomedError unless 0 < sensitivity_fpr < 1."""
+    return curves.sensitivity(counts, _rate("sensitivity_fpr", sensitivity_fpr, below=1))
+
+
+@metric(
+    name="image_f1",
+    label="Image F1",
+    level="image",
+    definition="F1 of the abnormal class over all test images at the threshold with the best F1 on valid, the highest "
+    "of equal ones.",
+    source=VAN_RIJSBERGEN,
+)
+def image_f1(counts: Counts) -> np.ndarray:
+    """In [0, 1], at the threshold in the counts. Raises NotComputable when there is none."""
+    return curves.dice_at_cut(counts, _cut(counts))
+
+
+@metric(
+    name="image_f1_oracle",
+    label="Image F1 (oracle)",
+    level="image",
+    definition="Best F1 of the abnormal class over all thresholds, chosen on the test images themselves: what no user "
+    "can reach on purpose.",
+    source=VAN_RIJSBERGEN,
+)
+def image_f1_oracle(counts: Counts) -> np.ndarray:
+    """In [0, 1]; all called abnormal already gives 2 p / (1 + p), p the share of abnormal images."""
+    return curves.dice(counts).max(axis=-1)
 
 
 @metric(
     name="pixel_auroc",
     label="Pixel AUROC",
     level="pixel",
-    definition="Area under the ROC curve over all pixels of all test images with pixel truth, on the native grid of "
-    "the masks; ties count one half.",
+    definition=f"Area under the ROC curve over {PIXELS}; ties count one half.",
     source=MANN_WHITNEY,
 )
-def pixel_auroc(histogram: PixelHistogram) -> float:
-    """A value in [0, 1]. Raises NotComputable when a class is absent."""
-    return curves.auroc(*_pixels(histogram))
+def pixel_auroc(counts: Counts) -> np.ndarray:
+    """In [0, 1]; 0.5 is chance."""
+    return curves.auroc(counts)
 
 
 @metric(
     name="pixel_ap",
     label="Pixel AP",
     level="pixel",
-    definition="Average precision of the lesion pixels over all pixels of all test images with pixel truth, on the "
-    "native grid of the masks, step-wise without interpolation.",
+    definition=f"Average precision of the lesion pixels over {PIXELS}, step-wise without interpolation.",
     source=STEPWISE,
 )
-def pixel_ap(histogram: PixelHistogram) -> float:
-    """A value in [0, 1]. Raises NotComputable when a class is absent."""
-    return curves.average_precision(*_pixels(histogram))
+def pixel_ap(counts: Counts) -> np.ndarray:
+    """In [0, 1]; chance is the share of lesion pixels."""
+    return curves.average_precision(counts)
 
 
 @metric(
@@ -139,96 +143,112 @@ def pixel_ap(histogram: PixelHistogram) -> float:
     "linear at the limit, divided by the limit.",
     source="Bergmann et al. 2021, IJCV 129:1038-1059 (PRO), pooled over normal and abnormal images",
 )
-def pixel_aupro(histogram: PixelHistogram, *, aupro_limit: float = 0.3) -> float:
-    """A value in [0, 1]: 1 for a perfect map, aupro_limit / 2 for a constant one.
+def pixel_aupro(counts: Counts, *, aupro_limit: float = 0.3) -> np.ndarray:
+    """In [0, 1]: 1 for a perfect map, aupro_limit / 2 for a constant one.
 
-    Raises NotComputable when a class is absent, AnomedError unless 0 < aupro_limit <= 1.
+    Raises AnomedError unless 0 < aupro_limit <= 1.
     """
-    if not 0 < aupro_limit <= 1:
-        raise AnomedError(f"metrics.aupro_limit: found {aupro_limit}, expected a number above 0 and at most 1")
-    _, normal = _pixels(histogram)
-    return curves.aupro(normal, histogram.overlap, aupro_limit)
+    return curves.aupro(counts, _rate("aupro_limit", aupro_limit))
+
+
+@metric(
+    name="pixel_sensitivity",
+    label="Pixel sensitivity",
+    level="pixel",
+    definition="Share of the lesion pixels found when a share of {sensitivity_fpr} of the normal ones is called "
+    f"abnormal, over {PIXELS}, linear between the points of the ROC curve.",
+    source=FAWCETT,
+)
+def pixel_sensitivity(counts: Counts, *, sensitivity_fpr: float = 0.05) -> np.ndarray:
+    """In [0, 1]; chance is sensitivity_fpr. Raises AnomedError unless 0 < sensitivity_fpr < 1."""
+    return curves.sensitivity(counts, _rate("sensitivity_fpr", sensitivity_fpr, below=1))
+
+
+@metric(
+    name="pixel_dice",
+    label="Dice",
+    level="pixel",
+    definition=f"Dice of the lesion pixels over {PIXELS}, all pixels as one set, at the threshold with the best such "
+    "Dice on valid, the highest of equal ones.",
+    source=OVERLAP,
+)
+def pixel_dice(counts: Counts) -> np.ndarray:
+    """In [0, 1], at the threshold in the counts. Raises NotComputable when there is none."""
+    return curves.dice_at_cut(counts, _cut(counts))
+
+
+@metric(
+    name="pixel_dice_oracle",
+    label="Dice (oracle)",
+    level="pixel",
+    definition=f"Best Dice of the lesion pixels over {PIXELS}, all pixels as one set, over all thresholds, chosen on "
+    "the test images themselves: what no user can reach on purpose.",
+    source=OVERLAP,
+)
+def pixel_dice_oracle(counts: Counts) -> np.ndarray:
+    """In [0, 1]; all called abnormal already gives 2 p / (1 + p), p the share of lesion pixels."""
+    return curves.dice(counts).max(axis=-1)
 
 
 def pixel_metrics(
-    maps: Sequence[np.ndarray], masks: Sequence[np.ndarray], *, aupro_limit: float = 0.3
+    maps: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray],
+    *,
+    threshold: float | None = None,
+    aupro_limit: float = 0.3,
+    sensitivity_fpr: float = 0.05,
 ) -> dict[str, float | None]:
     """Every pixel metric of one method's maps, by name; None where it cannot be computed.
 
     maps: per image floats H x W, higher is more anomalous, normal images among them; taken as float32 and coded in 16
     bits as contract 3 says (`anomed.mapcodes`: values agree with those of the floats to some 1e-5), or uint16 codes,
     taken as they are. masks: per image bool, or integers 0 and 1, H x W, on the same grid (`anomed.images.upsample`
-    brings a map there). For the reason of a None, call that metric on a PixelHistogram. Raises AnomedError on any
+    brings a map there). threshold: score from which on a pixel is called abnormal, chosen on other images; without it
+    "pixel_dice" is None. For the reason of a None, call that metric on a PixelHistogram. Raises AnomedError on any
     other type, on shapes that differ and on NaN or infinity.
     """
     if len(maps) != len(masks) or not len(maps):
         raise AnomedError(
             f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
         )
+    cut = None if threshold is None else int(threshold)
     if all(one.dtype.kind == "f" and one.size for one in maps):
         maps = [one.astype(np.float32, copy=False) for one in maps]
-        maps = list(map(_fit(maps).encode, maps))
-    masks = [
-        one.astype(bool) if one.dtype.kind in "iu" and not np.any(one > 1) and not np.any(one < 0) else one
-        for one in masks
-    ]
+        codec = _fit(maps)
+        maps = list(map(codec.encode, maps))
+        cut = None if threshold is None else int(codec.encode(np.float32(threshold)))
     histogram = PixelHistogram()
     for codes, mask in zip(maps, masks, strict=True):
-        histogram.update(codes, mask)
-    options = {"aupro_limit": aupro_limit}
-    return {found.name: found.evaluate(histogram, options=options)[0] for found in metrics("pixel")}
+        whole = mask.dtype.kind in "iu" and not np.any(mask > 1) and not np.any(mask < 0)
+        histogram.update(codes, mask.astype(bool) if whole else mask)
+    options = {"aupro_limit": aupro_limit, "sensitivity_fpr": sensitivity_fpr}
+    return {found.name: found.evaluate(histogram.counts(cut), options)[0] for found in metrics("pixel")}
 
 
-def image_curves(scores: Any, labels: Any) -> dict[str, np.ndarray]:
-    """{"image_roc", "image_pr"}, float32 2 x K with K <= 513, as `curves.roc` and so on give them; {} for one class."""
+def points(counts: Counts, level: Level) -> dict[str, np.ndarray]:
+    """Curves of one set of counts, float32 2 x K with K <= 513: `<level>_roc`, `<level>_pr` and, where regions are
+    known, `<level>_pro`, which runs on beyond the limit of AUPRO; {} for one class."""
     try:
-        positive, negative = _images(scores, labels)
+        counts.require()
     except NotComputable:
         return {}
-    return _thinned(image_roc=curves.roc(positive, negative), image_pr=curves.precision_recall(positive, negative))
+    full = {"roc": curves.roc(counts), "pr": curves.precision_recall(counts)}
+    if counts.overlap is not None:
+        full["pro"] = curves.pro(counts)
+    return {f"{level}_{name}": curves.thin(curve) for name, curve in full.items()}
 
 
-def pixel_curves(histogram: PixelHistogram) -> dict[str, np.ndarray]:
-    """{"pixel_roc", "pixel_pr", "pixel_pro"}, as `image_curves`; pixel_pro runs on beyond the limit of AUPRO."""
-    try:
-        positive, negative = _pixels(histogram)
-    except NotComputable:
-        return {}
-    return _thinned(
-        pixel_roc=curves.roc(positive, negative),
-        pixel_pr=curves.precision_recall(positive, negative),
-        pixel_pro=curves.pro(negative, histogram.overlap),
-    )
+def _rate(name: str, value: float, below: float = math.inf) -> float:
+    if not 0 < value <= 1 or value >= below:
+        end = "below 1" if below == 1 else "at most 1"
+        raise AnomedError(f"metrics.{name}: found {value}, expected a number above 0 and {end}")
+    return value
 
 
-def _thinned(**full: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: curves.thin(curve) for name, curve in full.items()}
-
-
-def _images(scores: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Counts per distinct score, abnormal and normal, of checked input."""
-    scores, labels = np.asarray(scores), np.asarray(labels)
-    if scores.ndim != 1 or scores.shape != labels.shape:
-        raise AnomedError(f"found scores {scores.shape} with labels {labels.shape}, expected (N,) and (N,)")
-    if not np.isfinite(scores).all():
-        raise AnomedError("scores hold NaN or infinity; every score must be finite")
-    if not np.isin(labels, (0, 1)).all():
-        raise AnomedError(f"found the labels {np.unique(labels)[:5].tolist()}, expected 0 and 1")
-    abnormal = labels.astype(bool)
-    _both(int(abnormal.sum()), len(abnormal), "image")
-    return curves.counts(scores, abnormal)
-
-
-def _pixels(histogram: PixelHistogram) -> tuple[np.ndarray, np.ndarray]:
-    _both(int(histogram.lesion.sum()), int(histogram.total.sum()), "pixel")
-    return histogram.lesion, histogram.normal
-
-
-def _both(abnormal: int, total: int, item: str) -> None:
-    if not total:
-        raise NotComputable(f"no {item} to count")
-    if abnormal in (0, total):
-        raise NotComputable(f"one class only: no {'normal' if abnormal else 'abnormal'} {item} among {total}")
+def _cut(counts: Counts) -> int:
+    if counts.cut is None:
+        raise NotComputable(counts.uncut)
+    return counts.cut
 
 
 def _fit(maps: Sequence[np.ndarray]) -> Codec:

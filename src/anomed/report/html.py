@@ -12,7 +12,7 @@ from anomed import records
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 from anomed.predictions import Predictions
-from anomed.report import figures, summary
+from anomed.report import figures, formats, statistics, summary
 from anomed.settings import check
 
 Job = tuple[str, str, str, int, dict[str, Any]]  # step, domain, system, seed, run card
@@ -35,13 +35,18 @@ def build(plan: dict[str, Any], prepared: Path, runs: Path, models: Path, result
     source = resources.files("anomed.report").joinpath("template.html").read_text("utf-8")
     engine = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = engine.from_string(source)
-    blocks = summary.summarise(plan, rows)
+    found = statistics.read(results / "statistics.json", results / "scores.csv")
+    blocks = summary.summarise(plan, rows, found)
     cards = list(_cards(plan, runs, models))
     page = template.render(
-        sections=[_section(block, domains[block.domain], runs / block.domain) for block in blocks],
+        sections=[
+            _section([block for block in blocks if block.domain == name], name, domain, plan["systems"], runs / name)
+            for name, domain in domains.items()
+        ],
         unreleased=_unreleased(domains),
         legend=summary.LEGEND,
-        metrics={metric: facts for block in blocks for metric, facts in block.metrics.items()},
+        sign=summary.SIGN,
+        definitions=formats.definitions(blocks),
         performance=_performance(results / "performance.csv"),
         bar=figures.colour_bar(),
         width=figures.WIDTH,
@@ -75,22 +80,21 @@ def _check(plan: dict[str, Any], domains: dict[str, Prepared], rows: list[dict[s
         summary.current(where, "parameter_hash", row["parameter_hash"], expected[1], f"the parameters of {system}")
 
 
-def _section(block: summary.Block, prepared: Prepared, runs: Path) -> dict[str, Any]:
+def _section(
+    blocks: list[summary.Block], domain: str, prepared: Prepared, systems: dict[str, Any], runs: Path
+) -> dict[str, Any]:
     """What the template prints of one domain."""
     shown = {}
-    for system, seeds in block.seeds.items():
-        path = runs / system / str(seeds[0])
+    for system, planned in systems.items():
+        path = runs / system / str(planned["seeds"][0])
         run = Predictions(path)
         summary.current(str(path), "data_hash", run.card["data_hash"], prepared.hash, "the prepared data")
-        shown[system] = (seeds[0], run)
+        shown[system] = (planned["seeds"][0], run)
     localising = {system: pair for system, pair in shown.items() if pair[1].maps is not None}
     return {
-        "block": block,
+        "domain": domain,
+        "blocks": blocks,
         "title": prepared.card["title"],
-        "columns": block.columns(),
-        "best": {metric: block.best(metric) for metric in block.columns()},
-        "omitted": block.omitted(),
-        "notes": block.notes(),
         "data": summary.provenance(prepared.card),
         "counts": summary.counts(prepared.card),
         "problems": summary.problems(prepared.card),

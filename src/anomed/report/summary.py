@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +12,80 @@ from pydantic import Field
 
 from anomed.errors import AnomedError
 from anomed.manifest import SPLITS
+from anomed.ranks import ALPHA
 from anomed.settings import Settings
 
-FACTS = ("label", "level", "unit", "direction", "definition", "source", "version")  # of a metric; the same in every run
+# Of a metric; the same in every run.
+FACTS = ("definition_id", "label", "level", "unit", "direction", "definition", "source", "version")
 COLUMNS = (
-    "domain", "system", "seed", "metric", "value", "reason", "n", "counts", *FACTS,
-    "data", "manifest_hash", "parameter_hash",
+    "domain", "system", "seed", "metric", "value", "reason", "low", "high", "interval_reason", "n", "counts", *FACTS,
+    "bootstrap", "data", "manifest_hash", "parameter_hash",
 )  # fmt: skip
 LABELS = ("normal", "abnormal")
+LEVELS = {"image": "Images", "pixel": "Pixels", "foreground": "Pixels of the organ"}
 ARROWS = {"higher": "↑", "lower": "↓"}
+SIGN = "≈"
 DISCLAIMER = "reproduces no published number"
 LEGEND = (
-    "Values are fractions from 0 to 1, not percent: mean over seeds ± standard deviation (ddof 1; none with one seed). "
-    "↑ higher is better, ↓ lower is better. Bold is the best value of its column as printed, controls included."
+    "Values are fractions from 0 to 1, not percent: mean over seeds ± standard deviation (ddof 1; none with one seed), "
+    "and in brackets the bootstrap interval of that mean, seeds held fixed. ↑ higher is better, ↓ lower is better. "
+    f"Bold is the best value of its column as printed, controls included; {SIGN} marks values that the paired "
+    f"bootstrap does not separate from it (p ≥ {ALPHA}, Holm-corrected over the systems of the column, or no test "
+    "possible)."
 )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean and standard deviation over seeds, or the reason why there is none."""
+    """Mean and standard deviation over seeds and the interval of the mean, or the reasons why there are none."""
 
     mean: float | None
     std: float | None
     reason: str
+    low: float | None = None
+    high: float | None = None
+    interval_reason: str = ""
 
-    def text(self) -> str:
-        """`0.1234 ± 0.0567`, `0.1234` with one seed, or a dash."""
-        if self.mean is None:
-            return "–"
-        return f"{self.mean:.4f}" + (f" ± {self.std:.4f}" if self.std is not None else "")
+    def value(self) -> str:
+        """`0.1234`, or a dash."""
+        return "–" if self.mean is None else f"{self.mean:.4f}"
+
+    def spread(self) -> str:
+        """`± 0.0567`; empty with one seed."""
+        return "" if self.std is None else f"± {self.std:.4f}"
+
+    def interval(self) -> str:
+        """`[0.100, 0.150]`; empty when there is none."""
+        return "" if self.low is None else f"[{self.low:.3f}, {self.high:.3f}]"
+
+    def note(self) -> str:
+        """What is missing, and why; empty when nothing is."""
+        if self.reason:
+            return f"no value: {self.reason}"
+        return f"no interval: {self.interval_reason}" if self.interval_reason else ""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The table of one domain.
+    """One printed table: the metrics of one domain and level.
 
-    seeds: of each system, in plan order. metrics: facts of each metric. counted: per level ("image", "pixel") what the
-    values were counted on, one text unless systems differ; a level without values is left out. cells: by
-    (system, metric).
+    seeds: of each system, in plan order. metrics: facts of each metric. bootstrap: how replicates were drawn. counted:
+    what the values were counted on, one text unless systems differ. cells: by (system, metric). against_best: per
+    metric the Holm-corrected p value of each system against the best one, None where no test was possible.
     """
 
     domain: str
+    level: str
     seeds: dict[str, list[int]]
     metrics: dict[str, dict[str, Any]]
-    counted: dict[str, list[str]]
+    bootstrap: dict[str, Any]
+    counted: list[str]
     cells: dict[tuple[str, str], Cell]
+    against_best: dict[str, dict[str, float | None]]
+
+    def title(self) -> str:
+        """What is counted."""
+        return LEVELS[self.level]
 
     def header(self, metric: str) -> str:
         """The metric's label and an arrow to its better end."""
@@ -69,6 +98,12 @@ class Block:
             return set()
         top = (max if self.metrics[metric]["direction"] == "higher" else min)(means.values())
         return {system for system, mean in means.items() if mean == top}
+
+    def alike(self, metric: str) -> set[str]:
+        """Systems printed as worse than the best of the column that the paired bootstrap does not separate from it."""
+        best = self.best(metric)
+        tests = self.against_best[metric].items() if best else ()
+        return {system for system, p in tests if system not in best and (p is None or p >= ALPHA)}
 
     def columns(self) -> list[str]:
         """The metrics to print a column of: all but those that no system has a value of, for one reason."""
@@ -88,13 +123,20 @@ class Block:
         return reasons.pop() if len(reasons) == 1 else ""
 
     def notes(self) -> dict[str, int]:
-        """The distinct reasons of the empty cells that are printed, numbered from 1 in reading order."""
+        """The distinct notes of the cells that are printed, numbered from 1 in reading order."""
         found: dict[str, int] = {}
         for system in self.seeds:
             for metric in self.columns():
-                if reason := self.cells[system, metric].reason:
-                    found.setdefault(reason, len(found) + 1)
+                if note := self.cells[system, metric].note():
+                    found.setdefault(note, len(found) + 1)
         return found
+
+    def below(self) -> list[str]:
+        """The sentences under the table, without their stops: metrics left out, intervals, what was counted."""
+        found = self.omitted()
+        if self.columns():
+            found.append(f"Intervals: {resampling(self.bootstrap)}")
+        return [*found, *([f"Counted: {'; or '.join(self.counted)}"] if self.counted else [])]
 
 
 class PlannedSystem(Settings):
@@ -128,32 +170,69 @@ def current(where: str, key: str, found: str, expected: str, what: str) -> None:
         )
 
 
-def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]]) -> list[Block]:
-    """One block per domain from the rows of scores.csv. A mean exists only when every seed has a value."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+def grouped(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str, list[dict[str, Any]]]]:
+    """Rows of scores.csv by (domain, metric), then by system: one row per seed."""
+    groups: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        groups.setdefault((row["domain"], row["system"], row["metric"]), []).append(row)
-    blocks = []
-    for domain in plan["domains"]:
-        metrics: dict[str, dict[str, Any]] = {}
-        cells: dict[tuple[str, str], Cell] = {}
-        counted: dict[str, dict[str, None]] = {}
-        for (where, system, metric), group in groups.items():
-            if where == domain:
-                metrics.setdefault(metric, {key: group[0][key] for key in FACTS})
-                cells[system, metric] = _mean(group)
-                level = group[0]["level"]
-                for row in group:
-                    if row["value"] is not None:
-                        counted.setdefault(level, {})[_counted(level, row["counts"])] = None
-        seeds = {system: plan["systems"][system]["seeds"] for system in plan["systems"]}
-        blocks.append(Block(domain, seeds, metrics, {level: list(found) for level, found in counted.items()}, cells))
-    return blocks
+        groups.setdefault((row["domain"], row["metric"]), {}).setdefault(row["system"], []).append(row)
+    return groups
+
+
+def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]], statistics: dict[str, Any]) -> list[Block]:
+    """One block per domain and level, in the order of the plan and of the rows of scores.csv.
+
+    statistics: content of statistics.json.
+    """
+    blocks: dict[tuple[str, str], Block] = {}
+    seeds = {system: plan["systems"][system]["seeds"] for system in plan["systems"]}
+    for (domain, metric), systems in grouped(rows).items():
+        found = statistics["domains"][domain]["metrics"][metric]
+        first = next(iter(systems.values()))[0]
+        new = Block(domain, first["level"], seeds, {}, first["bootstrap"], [], {}, {})
+        block = blocks.setdefault((domain, first["level"]), new)
+        block.metrics[metric] = {key: first[key] for key in FACTS}
+        block.against_best[metric] = found["against_best"]
+        for system, group in systems.items():
+            low, high, reason = (found["intervals"][system][key] for key in ("low", "high", "reason"))
+            block.cells[system, metric] = replace(average(group), low=low, high=high, interval_reason=reason or "")
+            for row in group:
+                if row["value"] is not None and (text := _counted(block.level, row["counts"])) not in block.counted:
+                    block.counted.append(text)
+    return sorted(blocks.values(), key=lambda block: plan["domains"].index(block.domain))
+
+
+def average(rows: list[dict[str, Any]]) -> Cell:
+    """The mean of one system over its seeds, one row each; it exists only when every seed has a value."""
+    if reason := together(rows, "reason"):
+        return Cell(None, None, reason)
+    values, count = [row["value"] for row in rows], len(rows)
+    mean = math.fsum(values) / count
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) if count > 1 else None
+    return Cell(mean, std, "")
+
+
+def together(rows: list[dict[str, Any]], key: str) -> str:
+    """The reasons that the rows of the seeds give under `key` as one text; empty when there is none."""
+    reasons = {row["seed"]: row[key] for row in rows if row[key]}
+    if len(reasons) == len(rows) and len(set(reasons.values())) == 1:
+        return str(rows[0][key])
+    return "; ".join(f"seed {seed}: {reason}" for seed, reason in reasons.items())
+
+
+def resampling(bootstrap: dict[str, Any]) -> str:
+    """How intervals were made, in one clause."""
+    units, unit = bootstrap["units"], bootstrap["unit"]
+    text = f"{100 * bootstrap['confidence']:g} % bootstrap over {_number(units, unit)}"
+    text += f", {_number(bootstrap['replicates'], 'replicate')}"
+    if unit == "image":
+        text += "; over images: subjects unknown, so intervals are too narrow if a subject has several images"
+    return text
 
 
 def _counted(level: str, counts: dict[str, int]) -> str:
     """For example `1,070 normal pixels, 42 abnormal pixels, 1 region, 2 images without pixel truth left out`."""
-    parts = [_number(counts[label], f"{label} {level}") for label in LABELS if label in counts]
+    unit = "image" if level == "image" else "pixel"
+    parts = [_number(counts[label], f"{label} {unit}") for label in LABELS if label in counts]
     parts += [_number(counts[key], key.removesuffix("s")) for key in sorted({*counts} - {*LABELS, "excluded"})]
     if excluded := counts.get("excluded"):
         parts.append(f"{_number(excluded, 'image')} without pixel truth left out")
@@ -164,21 +243,11 @@ def _number(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
-def _mean(group: list[dict[str, Any]]) -> Cell:
-    values = [row["value"] for row in group if row["value"] is not None]
-    count = len(group)
-    if len(values) < count:
-        reasons = {row["seed"]: row["reason"] for row in group if row["value"] is None}
-        if len(reasons) == count and len(set(reasons.values())) == 1:
-            return Cell(None, None, next(iter(reasons.values())))
-        return Cell(None, None, "; ".join(f"seed {seed}: {reason}" for seed, reason in reasons.items()))
-    mean = math.fsum(values) / count
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) if count > 1 else None
-    return Cell(mean, std, "")
-
-
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a scores.csv with typed seed and value. Raises AnomedError when it is missing or damaged."""
+    """The rows of a scores.csv with typed seed, value, counts and bootstrap; all else is text.
+
+    Raises AnomedError when it is missing or damaged.
+    """
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -187,7 +256,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"found columns {reader.fieldnames}, expected {list(COLUMNS)}")
         for row in rows:
             row |= {"seed": int(row["seed"]), "value": float(row["value"]) if row["value"] else None}
-            row["counts"] = json.loads(row["counts"])
+            row |= {key: json.loads(row[key]) for key in ("counts", "bootstrap")}
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; run `anomed table` first") from None
     except ValueError as error:

@@ -1,73 +1,27 @@
 """Scores to the benchmark table: collect every record, check it against the plan, write each format."""
 
 import csv
-import html
 import io
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from typing import Any
 
 from anomed import records
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
-from anomed.report import summary
+from anomed.report import formats, statistics, summary
+from anomed.report.scores import Record, ScoreFile, mean_replicates, read
 from anomed.report.summary import Block
-from anomed.settings import Settings, check
+from anomed.settings import check
 
 JOB = ("domain", "system", "seed")
 PERFORMANCE = (*JOB, "device", "fit_seconds", "fit_peak_mb", "predict_seconds", "predict_peak_mb")
-
-
-class Record(Settings):
-    """One metric of one run, as the score command wrote it: a finite value, or none and the reason."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    metric: str
-    label: str
-    level: str
-    value: float | None
-    reason: str | None
-    n: int
-    counts: dict[str, int]
-    unit: str
-    direction: Literal["higher", "lower"]
-    definition: str
-    source: str
-    version: int
-
-    @model_validator(mode="after")
-    def _value_or_reason(self) -> "Record":
-        if (self.value is None) != bool(self.reason):
-            raise ValueError(f"{self.metric} needs a value, or null and a reason")
-        return self
-
-
-class ScoreFile(Settings):
-    """scores/<domain>/<system>/<seed>.json (contract 4)."""
-
-    domain: str
-    system: str
-    seed: int
-    manifest_hash: str
-    parameter_hash: str
-    records: list[Record] = Field(min_length=1)
-
-    @field_validator("records")
-    @classmethod
-    def _once(cls, records: list[Record]) -> list[Record]:
-        names = [record.metric for record in records]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise ValueError(f"{twice} stands there more than once")
-        return records
+Files = dict[tuple[str, str, int], ScoreFile]  # by domain, system and seed, in plan order
 
 
 def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models: Path, out: Path) -> None:
-    """Write scores.csv, table.csv, table.md, table.tex and performance.csv into `out`, each atomically.
+    """Write scores.csv, table.csv, table.md, table.tex, breakdowns.csv, statistics.json and performance.csv into `out`,
+    each atomically.
 
     plan: {"domains": [..], "systems": {name: {"seeds": [..], "hash": parameter hash}}}.
     Raises AnomedError naming the file when a score is missing, damaged or not of the current parameters and data;
@@ -75,62 +29,93 @@ def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models
     """
     check(summary.Planned, plan, "--plan")
     cards = {domain: Prepared(prepared / domain).card for domain in plan["domains"]}
-    rows = list(collect(plan, cards, scores))
-    blocks = summary.summarise(plan, rows)
-    files = {
-        "scores.csv": csv_text(summary.COLUMNS, rows),
+    files = collect(plan, cards, scores)
+    rows = list(listed(files, cards))
+    found = statistics.compute(plan, rows, means(files, scores))
+    blocks = summary.summarise(plan, rows, found)
+    table = csv_text(summary.COLUMNS, rows)
+    texts = {
+        "scores.csv": table,
         "table.csv": csv_text(*wide(plan, blocks)),
-        "table.md": markdown(blocks, cards),
-        "table.tex": latex(blocks, cards),
-        "performance.csv": csv_text(PERFORMANCE, [timing(*run, runs, models) for run in summary.planned(plan)]),
+        "table.md": formats.markdown(blocks, cards),
+        "table.tex": formats.latex(blocks, cards),
+        "breakdowns.csv": csv_text(*breakdowns(files)),
+        "statistics.json": statistics.text(found, table),
+        "performance.csv": csv_text(PERFORMANCE, [timing(*run, runs, models) for run in files]),
     }
-    for name, text in files.items():
+    for name, text in texts.items():
         records.write_text(out / name, text)
 
 
-def collect(plan: dict[str, Any], cards: dict[str, Any], scores: Path) -> Iterator[dict[str, Any]]:
-    """The rows of scores.csv: every metric of a domain for every run; one that a run does not list does not apply."""
-    first: dict[str, tuple[Path, dict[str, Any]]] = {}
-    for domain in plan["domains"]:
-        files = {}
-        for run in summary.planned({**plan, "domains": [domain]}):
-            path = scores / domain / run[1] / f"{run[2]}.json"
-            file = files[run] = _read(path, *run)
-            hashes = cards[domain]["hash"], plan["systems"][run[1]]["hash"]
-            summary.current(str(path), "manifest_hash", file.manifest_hash, hashes[0], f"the prepared domain {domain}")
-            summary.current(str(path), "parameter_hash", file.parameter_hash, hashes[1], f"the parameters of {run[1]}")
-            for record in file.records:
-                _same(path, record, first)
-        metrics = dict.fromkeys(record.metric for file in files.values() for record in file.records)
-        for run, file in files.items():
-            found = {record.metric: record.model_dump() for record in file.records}
-            for metric in metrics:
-                row = dict(zip(("domain", "system", "seed"), run, strict=True)) | first[metric][1]
-                row |= found.get(metric, {"metric": metric, "value": None, "reason": "not applicable", "counts": {}})
-                row["data"] = summary.provenance(cards[domain])
-                yield row | {"manifest_hash": file.manifest_hash, "parameter_hash": file.parameter_hash}
+def collect(plan: dict[str, Any], cards: dict[str, Any], scores: Path) -> Files:
+    """Every score file of the plan, once all are of the current state and their numbers compare with each other."""
+    files: Files = {}
+    facts: dict[str, tuple[Path, dict[str, Any]]] = {}
+    drawn: dict[str, tuple[Path, dict[str, Any]]] = {}
+    for domain, system, seed in summary.planned(plan):
+        path = _path(scores, domain, system, seed)
+        file = files[domain, system, seed] = read(path, domain, system, seed)
+        hashes = cards[domain]["hash"], plan["systems"][system]["hash"]
+        summary.current(str(path), "manifest_hash", file.manifest_hash, hashes[0], f"the prepared domain {domain}")
+        summary.current(str(path), "parameter_hash", file.parameter_hash, hashes[1], f"the parameters of {system}")
+        mine = file.bootstrap.drawn()
+        _same(path, "the bootstrap", mine, drawn.setdefault(domain, (path, mine)))
+        for record in file.records:
+            mine = _facts(record)
+            _same(path, record.metric, mine, facts.setdefault(record.metric, (path, mine)))
+    return files
 
 
-def _same(path: Path, record: Record, first: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    """One metric has one definition and version in the whole table: numbers of two versions do not compare."""
-    mine = record.model_dump(include=set(summary.FACTS))
-    where, other = first.setdefault(record.metric, (path, mine))
-    differ = ", ".join(f"{key} {mine[key]!r} and {other[key]!r}" for key in summary.FACTS if mine[key] != other[key])
+def _path(scores: Path, domain: str, system: str, seed: int) -> Path:
+    return scores / domain / system / f"{seed}.json"
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    return record.model_dump(include=set(summary.FACTS))
+
+
+def _same(path: Path, what: str, mine: dict[str, Any], first: tuple[Path, dict[str, Any]]) -> None:
+    """A metric has one definition in the whole table, a domain one bootstrap: else numbers do not compare."""
+    where, other = first
+    differ = ", ".join(f"{key} {mine[key]!r} and {other[key]!r}" for key in mine if mine[key] != other[key])
     if differ:
-        raise AnomedError(f"{path} and {where}: {record.metric} has {differ}; delete both and score again")
+        raise AnomedError(f"{path} and {where}: {what} has {differ}; delete both and score again")
 
 
-def _read(path: Path, domain: str, system: str, seed: int) -> ScoreFile:
-    try:
-        file = ScoreFile.model_validate(records.read_card(path))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"])) or "the top level"
-        raise AnomedError(f"{path}: damaged at {where} ({fault['msg']}); delete it and score again") from None
-    found, expected = f"{file.domain}/{file.system}/{file.seed}", f"{domain}/{system}/{seed}"
-    if found != expected:
-        raise AnomedError(f"{path}: found the scores of {found}, expected {expected}; delete it and score again")
-    return file
+def listed(files: Files, cards: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of scores.csv: every metric of a domain for every run; one that a run does not list does not apply."""
+    facts: dict[str, dict[str, dict[str, Any]]] = {}
+    for (domain, _, _), file in files.items():
+        for record in file.records:
+            facts.setdefault(domain, {}).setdefault(record.metric, _facts(record))
+    reason = "not applicable"
+    absent: dict[str, Any]
+    absent = {"value": None, "reason": reason, "low": None, "high": None, "interval_reason": reason, "counts": {}}
+    for run, file in files.items():
+        found = {record.metric: record.model_dump() for record in file.records}
+        shared = dict(zip(JOB, run, strict=True)) | {"data": summary.provenance(cards[run[0]])}
+        shared |= file.model_dump(include={"bootstrap", "manifest_hash", "parameter_hash"})
+        for metric, known in facts[run[0]].items():
+            yield shared | known | {"metric": metric} | found.get(metric, absent)
+
+
+def means(files: Files, scores: Path) -> dict[tuple[str, str, str], Any]:
+    """Replicates of every mean over seeds, float64 (R,), by (domain, system, metric)."""
+    runs: dict[tuple[str, str], dict[Path, ScoreFile]] = {}
+    for (domain, system, seed), file in files.items():
+        runs.setdefault((domain, system), {})[_path(scores, domain, system, seed)] = file
+    return {(*run, metric): array for run, seeds in runs.items() for metric, array in mean_replicates(seeds).items()}
+
+
+def breakdowns(files: Files) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and rows of breakdowns.csv: one row for each group of abnormal images of a run, one column per metric."""
+    metrics = dict.fromkeys(record.metric for file in files.values() for record in file.records)
+    rows = []
+    for run, file in files.items():
+        for group in file.breakdowns:
+            row = dict(zip(JOB, run, strict=True)) | group.model_dump(exclude={"values"})
+            rows.append(row | group.values)
+    return [*JOB, "by", "group", "n", "counts", *metrics, "reasons"], rows
 
 
 def timing(domain: str, system: str, seed: int, runs: Path, models: Path) -> dict[str, Any]:
@@ -159,104 +144,16 @@ def csv_text(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def wide(plan: dict[str, Any], blocks: list[Block]) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of table.csv: one row per system, `<domain>.<metric>` and its `.std`, six decimals."""
+    """Columns and rows of table.csv: one row per system, `<domain>.<metric>`, its `.std`, and `.low` and `.high` of the
+    mean's interval, six decimals."""
     columns, rows = ["system"], {system: {"system": system} for system in plan["systems"]}
     for block in blocks:
         for metric in block.metrics:
             name = f"{block.domain}.{metric}"
-            columns += [name, f"{name}.std"]
+            names = [name, f"{name}.std", f"{name}.low", f"{name}.high"]
+            columns += names
             for system, row in rows.items():
                 cell = block.cells[system, metric]
-                row[name] = "" if cell.mean is None else f"{cell.mean:.6f}"
-                row[f"{name}.std"] = "" if cell.std is None else f"{cell.std:.6f}"
+                values = (cell.mean, cell.std, cell.low, cell.high)
+                row |= {key: "" if v is None else f"{v:.6f}" for key, v in zip(names, values, strict=True)}
     return columns, list(rows.values())
-
-
-def markdown(blocks: list[Block], cards: dict[str, Any]) -> str:
-    """table.md: one table per domain, the data behind it, the reasons of empty cells, the definitions."""
-    lines = ["# Benchmark table", "", _md(summary.LEGEND)]
-    for block in blocks:
-        card, notes, columns = cards[block.domain], block.notes(), block.columns()
-        lines += ["", f"## {_md(block.domain)}", "", f"Data: {_md(summary.provenance(card))}."]
-        lines += ["", f"Images: {_md(summary.counts(card))}."]
-        for text in summary.problems(card):
-            lines += ["", f"Warning: {_md(text)}."]
-        header = ["system", "seeds", *(_md(block.header(metric)) for metric in columns)]
-        lines += ["", _md_row(header), _md_row([":--", "--:", *["--:"] * len(columns)])]
-        for system, seeds in block.seeds.items():
-            row = [_md(system), str(len(seeds))]
-            for metric in columns:
-                cell = block.cells[system, metric]
-                text = f"**{cell.text()}**" if system in block.best(metric) else cell.text()
-                row.append(f"{text} [{notes[cell.reason]}]" if cell.reason else text)
-            lines.append(_md_row(row))
-        for text in block.omitted():
-            lines += ["", f"{_md(text)}."]
-        for level, found in block.counted.items():
-            lines += ["", f"Counted for {level} metrics: {_md('; or '.join(found))}."]
-        if notes:
-            lines += ["", *(f"- [{number}] no value: {_md(reason)}" for reason, number in notes.items())]
-    lines += ["", "## Definitions", ""]
-    for metric, facts in _metrics(blocks).items():
-        name = f"**{_md(facts['label'])}** (`{metric}`, version {facts['version']})"
-        lines.append(f"- {name}: {_md(facts['definition'])} Source: {_md(facts['source'])}.")
-    return "\n".join(lines) + "\n"
-
-
-def latex(blocks: list[Block], cards: dict[str, Any]) -> str:
-    """table.tex: one booktabs tabular per domain, with the same notes; needs \\usepackage{booktabs} and UTF-8 input."""
-    lines = ["% Written by `anomed table`. Needs \\usepackage{booktabs}.", f"% {summary.LEGEND}"]
-    for block in blocks:
-        card, notes, columns = cards[block.domain], block.notes(), block.columns()
-        lines += ["", f"% {block.domain}: {' '.join(summary.provenance(card).split())}"]
-        lines += [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule"]
-        lines += [_tex_row([_tex(block.domain), *(_tex(block.header(metric)) for metric in columns)]), "\\midrule"]
-        for system in block.seeds:
-            row = [_tex(system)]
-            for metric in columns:
-                cell = block.cells[system, metric]
-                text = f"\\textbf{{{_tex(cell.text())}}}" if system in block.best(metric) else _tex(cell.text())
-                row.append(f"{text} [{notes[cell.reason]}]" if cell.reason else text)
-            lines.append(_tex_row(row))
-        lines += ["\\bottomrule", "\\end{tabular}", "", f"{{\\footnotesize Data: {_tex(summary.provenance(card))}."]
-        lines += [f"{_tex(text)}." for text in summary.problems(card) + block.omitted()]
-        lines += [f"[{number}] no value: {_tex(reason)}." for reason, number in notes.items()]
-        lines += ["\\par}"]
-    return "\n".join(lines) + "\n"
-
-
-def _metrics(blocks: list[Block]) -> dict[str, dict[str, Any]]:
-    return {metric: facts for block in blocks for metric, facts in block.metrics.items()}
-
-
-def _md_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _md(text: str) -> str:
-    """Plain text as Markdown: on one line, nothing in it is markup."""
-    one_line = html.escape(" ".join(text.split()), quote=False)
-    return re.sub(r"[\\`*|\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", one_line)
-
-
-def _tex_row(cells: list[str]) -> str:
-    return f"{' & '.join(cells)} \\\\"
-
-
-_TEX = {
-    "\\": "\\textbackslash{}",
-    "~": "\\textasciitilde{}",
-    "^": "\\textasciicircum{}",
-    "<": "\\textless{}",
-    ">": "\\textgreater{}",
-    "↑": "$\\uparrow$",
-    "↓": "$\\downarrow$",
-    "±": "$\\pm$",
-    "–": "--",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-
-
-def _tex(text: str) -> str:
-    """Plain text as LaTeX: on one line, every special character escaped."""
-    return "".join(_TEX.get(character, character) for character in " ".join(text.split()))

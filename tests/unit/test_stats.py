@@ -1,0 +1,81 @@
+"""Resampling: draws that repeat, intervals against their definition, paired differences."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm, t
+
+from anomed import stats
+
+
+def test_draws_take_as_many_subjects_as_there_are_and_repeat() -> None:
+    parts = list(stats.draws(12, 150))
+    drawn = np.concatenate(parts)
+    assert [len(part) for part in parts] == [64, 64, 22]
+    assert (drawn.sum(axis=1) == 12).all()
+    assert len(np.unique(drawn, axis=0)) == 150
+    np.testing.assert_array_equal(drawn, np.concatenate(list(stats.draws(12, 150))))
+    np.testing.assert_array_equal(drawn[:70], np.concatenate(list(stats.draws(12, 70))))  # more only adds
+    # a subject is drawn Poisson-like: mean 1, variance 1 - 1/12
+    many = np.concatenate(list(stats.draws(12, 20_000)))
+    np.testing.assert_allclose(many.mean(axis=0), 1, atol=0.03)
+    np.testing.assert_allclose(many.var(axis=0), 1 - 1 / 12, atol=0.05)
+
+
+@pytest.mark.parametrize("units", [2, 8, 500])
+def test_interval_takes_expanded_percentiles(units: int) -> None:
+    values = np.random.default_rng(0).permutation(np.linspace(0, 1, 4001))
+    tail = norm.cdf(t.ppf(0.025, units - 1) * (units / (units - 1)) ** 0.5)
+    found = stats.interval(values, units)
+    assert found.reason is None
+    assert found.low == pytest.approx(tail, abs=1e-9)
+    assert found.high == pytest.approx(1 - tail, abs=1e-9)
+    assert tail < 0.025
+    if units == 500:
+        assert tail == pytest.approx(0.025, abs=5e-4)
+
+
+def test_no_interval_has_a_reason() -> None:
+    assert stats.interval(np.ones(10), 1) == (None, None, "one subject: nothing to resample")
+    values = np.ones(1000)
+    values[:50] = np.nan
+    assert stats.interval(values, 5) == (1.0, 1.0, None)
+    values[50] = np.nan
+    reason = "too few subjects: 51 of 1000 replicates have no value"
+    assert stats.interval(values, 5) == (None, None, reason)
+    assert stats.difference(values, np.ones(1000), 5) == ((None, None, reason), None)
+    assert stats.interval(np.full(3, np.nan), 5).reason == "too few subjects: 3 of 3 replicates have no value"
+
+
+def test_a_paired_difference_is_narrower_than_its_parts() -> None:
+    random = np.random.default_rng(1)
+    shared = random.normal(0.8, 0.05, 1000)
+    first, second = shared + random.normal(0, 0.002, 1000), shared + 0.01 + random.normal(0, 0.002, 1000)
+    found = stats.difference(first, second, 300)
+    assert found.interval.low == pytest.approx(0.01 - 1.96 * 0.002 * 2**0.5, abs=1e-3)
+    assert found.interval.high == pytest.approx(0.01 + 1.96 * 0.002 * 2**0.5, abs=1e-3)
+    assert found.p is not None
+    assert found.p < 0.01
+    back = stats.difference(second, first, 300)
+    assert back.interval.low == pytest.approx(-(found.interval.high or 0), abs=1e-12)
+    assert back.p == found.p
+
+
+def test_p_counts_the_replicates_on_the_other_side() -> None:
+    zero = np.zeros(999)
+    many = 1_000_000
+    assert stats.difference(zero, zero, many).p == 1.0
+    assert stats.difference(zero, zero + 1, many).p == pytest.approx(2 / 1000, rel=1e-3)
+    one = np.ones(999)
+    one[:24] = -1
+    assert stats.difference(zero, one, many).p == pytest.approx(2 * 25 / 1000, rel=1e-3)
+
+
+@pytest.mark.parametrize("units", [9, 40])
+def test_p_agrees_with_the_interval(units: int) -> None:
+    """0 at the end of the interval is p = 0.05, with few subjects as with many."""
+    values = np.random.default_rng(2).normal(size=20_001)
+    low = stats.interval(values, units).low
+    assert low is not None
+    p = stats.difference(np.full_like(values, low), values, units).p
+    assert p == pytest.approx(0.05, abs=2e-3)
+    assert (stats.difference(np.zeros(999), np.ones(999), units).p or 0) > 2 / 1000  # nine subjects cannot show less
