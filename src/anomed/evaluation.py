@@ -109,10 +109,11 @@ def _classed(test: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parts(test: pd.DataFrame) -> Iterator[tuple[Key, pd.Series]]:
-    """Which test images, all normal ones among them, belong to each part; smaller lesions before larger."""
+    """Which test images, all normal ones among them, belong to each part."""
     yield ("", ""), pd.Series(True, test.index)
-    for by in ("pathology", "lesion_size"):
-        names = sorted(set(test[by]) - {""}, key=lambda name: (*[name.startswith(size) for size in SIZES[::-1]], name))
+    sizes = {name.partition(":")[0]: name for name in set(test.lesion_size) - {""}}
+    kinds = {"pathology": sorted(set(test.pathology) - {""}), "lesion_size": [sizes[s] for s in SIZES if s in sizes]}
+    for by, names in kinds.items():
         for name in names:
             yield (by, name), (test[by] == name) | (test.label == 0)
 

@@ -49,7 +49,7 @@ def interval(replicates: np.ndarray, units: int) -> Interval:
     that of the normal to the t distribution; the quantiles are taken further out by both (Hesterberg 2015, American
     Statistician 69:371-386, expanded percentiles).
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtr, stdtrit
 
     if units < 2:
         return Interval(None, None, "one subject: nothing to resample")
@@ -57,7 +57,7 @@ def interval(replicates: np.ndarray, units: int) -> Interval:
     if len(known) < COMPUTABLE * len(replicates) or not len(known):
         missing = f"{len(replicates) - len(known)} of {len(replicates)} replicates"
         return Interval(None, None, f"too few subjects: {missing} have no value")
-    tail = norm.cdf(np.sqrt(units / (units - 1)) * t.ppf((1 - CONFIDENCE) / 2, units - 1))
+    tail = ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - CONFIDENCE) / 2))
     low, high = np.quantile(known.astype(np.float64), (tail, 1 - tail))
     return Interval(float(low), float(high), None)
 
@@ -68,7 +68,7 @@ def difference(first: np.ndarray, second: np.ndarray, units: int) -> Difference:
     The p value is twice the smaller share of replicates on or beyond 0, with one added to count and number (never 0),
     and widened for few subjects as the interval is: below 0.05 where 0 lies outside the interval.
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtri, stdtr
 
     both = second.astype(np.float64) - first.astype(np.float64)
     found = interval(both, units)
@@ -77,4 +77,4 @@ def difference(first: np.ndarray, second: np.ndarray, units: int) -> Difference:
     known = both[np.isfinite(both)]
     beyond = min(int((known <= 0).sum()), int((known >= 0).sum()))
     tail = min(0.5, (beyond + 1) / (len(known) + 1))
-    return Difference(found, float(2 * t.cdf(norm.ppf(tail) * np.sqrt((units - 1) / units), units - 1)))
+    return Difference(found, float(2 * stdtr(units - 1, ndtri(tail) * np.sqrt((units - 1) / units))))

@@ -26,7 +26,7 @@ def table_of(prepared: Prepared, predictions: Predictions) -> pd.DataFrame:
     table = prepared.evaluated().assign(score=predictions.scores.score, map_row=predictions.scores.map_row)
     test = (table.split == "test").to_numpy()
     table.loc[test, "subject_id"] = [f"s{i // 3}" for i in range(9)] + [f"s{i // 3}" for i in range(8, 20)]
-    kinds = ["tumour", "tumour", "infarct", ""] * 3
+    kinds = ["tumour", "tumour", "small", ""] * 3
     table.loc[test, "pathology"] = ["irrelevant"] * 9 + kinds
     area = {row: int(prepared.mask(int(mask)).sum()) for row, mask in table.mask_row.dropna().items()}
     return table.assign(area=pd.Series(area, table.index, "Int64"))
@@ -77,7 +77,7 @@ def test_parts_are_what_a_subset_gives_alone(
 ) -> None:
     test = made[2][made[2].split == "test"]
     normal, bad = test[test.label == 0], test[test.label == 1]
-    subsets = {("", ""): bad} | {("pathology", kind): bad[bad.pathology == kind] for kind in ("infarct", "tumour")}
+    subsets = {("", ""): bad} | {("pathology", kind): bad[bad.pathology == kind] for kind in ("small", "tumour")}
     kinds = [key for key in found.parts if key[0] in ("", "pathology")]
     assert kinds == list(subsets)
     sizes = [key for key in found.parts if key[0] == "lesion_size"]
