@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from paths import ROOT
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
 
 from anomed.errors import AnomedError
 from anomed.metrics import curves, ranking
+from anomed.metrics.__main__ import page
 from anomed.metrics.counts import Counts, NotComputable, of_images
 from anomed.metrics.declare import METRICS, metric, metrics
 from anomed.metrics.histogram import PixelHistogram
@@ -537,6 +539,12 @@ def test_every_metric_declares_what_it_is() -> None:
     assert METRICS["pixel_aupro"].options == {"aupro_limit": 0.3}
     assert METRICS["pixel_aupro"].identifier({"aupro_limit": 0.25, "other": 1}) == "pixel_aupro.v1[aupro_limit=0.25]"
     assert METRICS["pixel_ap"].identifier({"aupro_limit": 0.25}) == "pixel_ap.v1"
+
+
+def test_the_documentation_lists_every_metric_as_declared() -> None:
+    assert (ROOT / "docs/metrics.md").read_text() == page(), "run `python -m anomed.metrics > docs/metrics.md`"
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in (*IMAGE, *PIXEL) if f"`{name}`" not in readme] == []
 
 
 def test_a_value_outside_the_declared_range_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

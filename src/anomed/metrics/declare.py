@@ -14,6 +14,7 @@ from anomed.metrics.histogram import PixelHistogram
 
 Level = Literal["image", "pixel", "foreground"]
 LEVELS: tuple[Level, ...] = ("image", "pixel", "foreground")
+TITLES = {"image": "Images", "pixel": "Pixels", "foreground": "Pixels of the organ"}
 METRICS: dict[str, "Metric"] = {}
 
 

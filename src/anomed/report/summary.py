@@ -12,6 +12,7 @@ from pydantic import Field
 
 from anomed.errors import AnomedError
 from anomed.manifest import SPLITS
+from anomed.metrics.declare import TITLES
 from anomed.ranks import ALPHA
 from anomed.settings import Settings
 
@@ -22,7 +23,6 @@ COLUMNS = (
     "bootstrap", "data", "manifest_hash", "parameter_hash",
 )  # fmt: skip
 LABELS = ("normal", "abnormal")
-LEVELS = {"image": "Images", "pixel": "Pixels", "foreground": "Pixels of the organ"}
 ARROWS = {"higher": "↑", "lower": "↓"}
 SIGN = "≈"
 DISCLAIMER = "reproduces no published number"
@@ -85,7 +85,7 @@ class Block:
 
     def title(self) -> str:
         """What is counted."""
-        return LEVELS[self.level]
+        return TITLES[self.level]
 
     def header(self, metric: str) -> str:
         """The metric's label and an arrow to its better end."""
