@@ -12,9 +12,8 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from anomed import records, stats
 from anomed.errors import AnomedError
+from anomed.metrics.declare import Level
 from anomed.settings import Settings
-
-Level = Literal["image", "pixel", "foreground"]
 
 
 class Bootstrap(Settings):
