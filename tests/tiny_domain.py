@@ -37,6 +37,7 @@ def domain(
     unknown: Sequence[str] = (),
     native: Sequence[tuple[int, int]] = tuple(NATIVE),
     foreground: bool = False,
+    pathology: str = "",
 ) -> Prepared:
     """Images `<split>/<label>/<number>`; those in `unknown` are abnormal without pixel truth. foreground: `organ`."""
     folder.mkdir(parents=True)
@@ -49,7 +50,8 @@ def domain(
             mask = None if name in unknown or not label or not masks else lesions(number, height, width)
             image = noise.integers(0, 255, (height, width), np.uint8)
             pixels = Pixels(image, mask, "0" * 64, organ(number, height, width) if foreground else None)
-            writer.add(Case(name, name, split, label, f"{name}.png", lambda: None), pixels)  # type: ignore[arg-type,return-value]
+            case = Case(name, name, split, label, f"{name}.png", lambda: pixels, pathology=pathology)  # noqa: B023
+            writer.add(case, pixels)
     facts = {"domain": "tiny", "title": "Tiny", "source": "test", "official": False, "note": "made by a test"}
     writer.close({**facts, "problems": {}, "parameters": {}})
     return Prepared(folder)

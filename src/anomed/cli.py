@@ -56,7 +56,7 @@ def _compare(args: argparse.Namespace) -> None:
 
     try:
         code = compare(args.first, args.second, args.scores, args.baseline or args.scores, args.tolerance)
-    except AnomedError as error:  # 1 means a regression
+    except (AnomedError, OSError) as error:  # 1 means a regression
         print(f"anomed: error: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)

@@ -18,7 +18,7 @@ Files = dict[Path, ScoreFile]  # the seeds of a system on one domain
 
 
 class Line(NamedTuple):
-    """One printed line, and what it says: "better", "worse", "regression", "unclear" or "only"."""
+    """One printed line, and what it says: "better", "worse", "regression", "unclear", "lost" or "only"."""
 
     texts: tuple[str, ...]
     verdict: str
@@ -30,8 +30,9 @@ def compare(first: str, second: str, scores: Path, baseline: Path, tolerance: fl
     One line per domain and metric: the means over the seeds of each, B minus A, its paired 95 % interval over the same
     resampled subjects, and p, not corrected for the number of lines. Which sign is better depends on the metric, so
     each line says it in words. A regression is a line whose whole interval says that B is worse by more than
-    `tolerance` (in the unit of the metric); without an interval the difference decides. Cells that only one has are
-    listed as such; those that neither has a value of are not.
+    `tolerance` (in the unit of the metric); without an interval the difference decides. So is a value that A has and
+    B, scored on the same domain, has not. Other cells that only one has are listed as such; those that neither has
+    a value of are not.
 
     Returns 1 if there is a regression, else 0. Raises AnomedError when a system has no scores, when the two were
     scored on other images, by other definitions or with another bootstrap, and when they share no cell.
@@ -43,7 +44,8 @@ def compare(first: str, second: str, scores: Path, baseline: Path, tolerance: fl
     for domain in dict.fromkeys((*one, *other)):
         lines += _lines(domain, one.get(domain, {}), other.get(domain, {}), tolerance)
     count = [line.verdict for line in lines].count
-    if len(lines) == count("only"):
+    alone = count("only") + count("lost")
+    if len(lines) == alone:
         where = f"{first} in {baseline} and {second} in {scores}"
         raise AnomedError(f"{where}: nothing to compare, there is no domain and metric that both have a value of")
     print(f"A: {first} in {baseline}\nB: {second} in {scores}\n")
@@ -52,11 +54,11 @@ def compare(first: str, second: str, scores: Path, baseline: Path, tolerance: fl
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
     print(
-        f"\n{len(lines) - count('only')} compared: {count('better')} better, {count('unclear')} not told apart, "
+        f"\n{len(lines) - alone} compared: {count('better')} better, {count('unclear')} not told apart, "
         f"{count('worse') + count('regression')} worse ({count('regression')} by more than the tolerance of "
-        f"{tolerance:g}); {count('only')} only one has"
+        f"{tolerance:g}); {alone} only one has ({count('lost')} lost by B)"
     )
-    return int(count("regression") > 0)
+    return int(count("regression") + count("lost") > 0)
 
 
 def _load(folder: Path, system: str) -> dict[str, Files]:
@@ -108,7 +110,9 @@ def _lines(domain: str, one: Files, other: Files, tolerance: float) -> list[Line
             lines.append(_compared(start, record, b.mean - a.mean, tested, tolerance))
         elif a.mean is not None or b.mean is not None:
             name, lacking, reason = ("A", "B", b.reason) if b.mean is None else ("B", "A", a.reason)
-            lines.append(Line((*start, "", "", "", f"only {name}: {lacking} has no value, {reason}"), "only"))
+            lost = b.mean is None and bool(other)
+            said = f"only {name}: {lacking} has no value, {reason}" + (": REGRESSION" if lost else "")
+            lines.append(Line((*start, "", "", "", said), "lost" if lost else "only"))
     return lines
 
 

@@ -11,12 +11,13 @@ from anomed import bootstrap, stats
 from anomed.bootstrap import ImageGroups, PixelGroups
 from anomed.counting import Counter, Histograms, merge
 from anomed.metrics.counts import Counts, NotComputable, of_images
-from anomed.metrics.curves import best_cut
-from anomed.metrics.declare import Level, Metric
+from anomed.metrics.curves import best_threshold
+from anomed.metrics.declare import Level
 from anomed.metrics.ranking import metrics
 
 SIZES = ("small", "medium", "large")  # thirds of the abnormal images by lesion area
 Key = tuple[str, str]  # kind of part ("pathology", "lesion_size", "subject", "" for all) and its name
+Cut = tuple[Any, str]  # score or code from which on valid calls an item abnormal, or None and the reason
 Options = Mapping[str, Any]
 
 
@@ -50,47 +51,32 @@ class Evaluation:
     binning: float | None = None
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """One level: exact counts of each part, and what replicates are made from."""
-
-    exact: dict[Key, Counts]
-    groups: ImageGroups | PixelGroups
-
-
 def evaluate(table: pd.DataFrame, counter: Counter | None, options: Options, repeats: int) -> Evaluation:
     """Metrics of one run.
 
     table: the valid and test rows of a manifest with columns score, map_row, and area, the number of lesion pixels
     (missing: pixel truth unknown). counter: counts pixels; None: no pixel metric is computed. options: of metrics.
-    repeats: number of replicates. Parts by subject, of the subjects with abnormal images, are there when one of them
-    has several; their pixel metrics are those of the bins of the bootstrap.
+    repeats: number of replicates. Parts by subject are there where one has several abnormal images.
     """
     valid, test = table[table.split == "valid"], _classed(table[table.split == "test"])
     clusters = test.groupby(["subject_id", "label"], sort=True)
     test["cluster"] = clusters.ngroup()
-    sizes = clusters.size().reset_index(name="images")
-    owner, subjects = pd.factorize(sizes.subject_id)
+    owner, subjects = pd.factorize(clusters.size().reset_index().subject_id)
     unit = "image" if (test.subject_id == test.image_id).all() else "subject"
-
-    levels: dict[Level, _Counted] = {"image": _images(valid, test)}
-    if counter is not None:
-        levels |= _pixels(valid, test, counter, len(sizes))
     parts = {key: Part(int((test.label[rows] == 1).sum())) for key, rows in _parts(test)}
-    found = Evaluation(parts, {level: one.exact["", ""] for level, one in levels.items()}, {}, unit, len(subjects))
-    bad = sizes[sizes.label == 1]
-    if unit == "subject" and (bad.images > 1).any():
-        parts |= {("subject", row.subject_id): Part(row.images) for row in bad.itertuples()}
-    for level, counted in levels.items():
-        for key, counts in counted.exact.items():
-            _evaluate(parts[key], level, counts, options)
-        known = [metric for metric in metrics(level) if parts["", ""].values[metric.name] is not None]
+    found = Evaluation(parts, {}, {}, unit, len(subjects))
+
+    levels: dict[Level, ImageGroups | PixelGroups] = {"image": _images(found, valid, test, options)}
+    if counter is not None:
+        levels |= _pixels(found, valid, test, counter, options)
+    for level, groups in levels.items():
+        whole = parts["", ""].values
+        known = [metric for metric in metrics(level) if whole[metric.name] is not None]
         drawn = (weights[:, owner] for weights in stats.draws(len(subjects), repeats))
-        found.replicates |= bootstrap.replicates(known, counted.groups.counts, drawn, options)
-        _by_subject(parts, level, known, sizes, counted.groups, options)
+        found.replicates |= bootstrap.replicates(known, groups.counts, drawn, options)
         if level != "image":
-            binned = bootstrap.replicates(known, counted.groups.counts, [np.ones((1, len(sizes)))], options)
-            off = [abs(float(binned[metric.name][0]) - (parts["", ""].values[metric.name] or 0)) for metric in known]
+            binned = bootstrap.replicates(known, groups.counts, [np.ones((1, len(owner)))], options)
+            off = [abs(float(binned[metric.name][0]) - (whole[metric.name] or 0)) for metric in known]
             found.binning = max([found.binning or 0.0, *off])
     return found
 
@@ -109,95 +95,82 @@ def _classed(test: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parts(test: pd.DataFrame) -> Iterator[tuple[Key, pd.Series]]:
-    """Which test images, all normal ones among them, belong to each part."""
+    """Which test images, all normal ones among them, belong to each part; subjects only where one has several abnormal
+    images."""
     yield ("", ""), pd.Series(True, test.index)
-    sizes = {name.partition(":")[0]: name for name in set(test.lesion_size) - {""}}
-    kinds = {"pathology": sorted(set(test.pathology) - {""}), "lesion_size": [sizes[s] for s in SIZES if s in sizes]}
+    bad = test[test.label == 1]
+    sizes = {name.partition(":")[0]: name for name in set(bad.lesion_size) - {""}}
+    kinds = {"pathology": sorted(set(bad.pathology) - {""}), "lesion_size": [sizes[s] for s in SIZES if s in sizes]}
     for by, names in kinds.items():
         for name in names:
             yield (by, name), (test[by] == name) | (test.label == 0)
+    if bad.subject_id.duplicated().any():
+        for name in sorted(set(bad.subject_id)):
+            yield ("subject", name), ((test.subject_id == name) & (test.label == 1)) | (test.label == 0)
 
 
-def _images(valid: pd.DataFrame, test: pd.DataFrame) -> _Counted:
-    threshold, uncut = None, ""
-    try:
-        place = best_cut(of_images(valid.score, valid.label))
-        threshold = float(np.unique(valid.score)[place])
-    except NotComputable as reason:
-        uncut = _no_cut(reason)
-    exact = {}
+def _images(found: Evaluation, valid: pd.DataFrame, test: pd.DataFrame, options: Options) -> ImageGroups:
+    """Fill in the values of level "image"."""
+    threshold, uncut = _chosen(of_images(valid.score, valid.label))
     for key, rows in _parts(test):
-        exact[key] = replace(of_images(test.score[rows], test.label[rows], threshold), uncut=uncut)
-    groups = ImageGroups(test.score.to_numpy(), test.label.to_numpy(), test.cluster.to_numpy(), threshold)
-    return _Counted(exact, groups)
+        counts = replace(of_images(test.score[rows], test.label[rows], threshold), uncut=uncut)
+        _fill(found, key, "image", counts, options)
+    return ImageGroups(test.score.to_numpy(), test.label.to_numpy(), test.cluster.to_numpy(), threshold)
 
 
-def _pixels(valid: pd.DataFrame, test: pd.DataFrame, counter: Counter, clusters: int) -> dict[Level, _Counted]:
-    """Two passes over the maps: exact counts of the parts, whose quantiles then make the bins of the second."""
-    found: dict[Level, _Counted] = {}
+def _pixels(
+    found: Evaluation, valid: pd.DataFrame, test: pd.DataFrame, counter: Counter, options: Options
+) -> dict[Level, PixelGroups]:
+    """Fill in the values of pixel levels. Two passes over the maps: exact counts of parts, whose quantiles then make
+    the bins of the second, which also gives the parts by subject. One part at a time is held."""
     judged, known = valid[valid.area.notna()], test[test.area.notna()]
-    exact: dict[Key, Histograms] = {key: counter.empty() for key, _ in _parts(test)}
-    normal = counter.empty()
-    for (label, pathology, size), rows in known.groupby(["label", "pathology", "lesion_size"]):
-        cell = counter.count(rows)
-        if not label:
-            normal = cell
-        else:
-            for key in (("", ""), ("pathology", pathology), ("lesion_size", size)):
-                if key in exact:
-                    merge(exact[key], cell)
-    for histograms in exact.values():
-        merge(histograms, normal)
-    chosen = counter.count(judged)
-    cuts: dict[Level, tuple[int | None, str]] = {}
-    for level, histogram in chosen.items():
-        try:
-            cuts[level] = best_cut(histogram.counts()), ""
-        except NotComputable as reason:
-            cuts[level] = None, _no_cut(reason)
-    groups = {level: PixelGroups(exact["", ""][level], cuts[level][0], clusters) for level in cuts}
-    for cluster, rows in known.groupby("cluster"):
-        for level, histogram in counter.count(rows).items():
+    cuts = {level: _chosen(histogram.counts()) for level, histogram in counter.count(judged).items()}
+    normal = counter.count(known[known.label == 0])
+
+    def fill(key: Key, abnormal: Histograms) -> None:
+        for level, (threshold, uncut) in cuts.items() if key in found.parts else ():
+            abnormal[level].merge(normal[level])
+            _fill(found, key, level, replace(abnormal[level].counts(threshold), uncut=uncut), options)
+
+    whole, sizes = counter.empty(), {size: counter.empty() for size in set(test.lesion_size)}
+    for pathology, images in test[test.label == 1].groupby("pathology"):
+        own = counter.empty()
+        for size, rows in images[images.area.notna()].groupby("lesion_size"):
+            cell = counter.count(rows)
+            merge(own, cell)
+            merge(sizes[size], cell)
+        merge(whole, own)
+        fill(("pathology", str(pathology)), own)
+    for size, histograms in sizes.items():
+        fill(("lesion_size", size), histograms)
+    fill(("", ""), whole)
+
+    clusters = int(test.cluster.max()) + 1
+    groups = {level: PixelGroups(whole[level], threshold, clusters) for level, (threshold, _) in cuts.items()}
+    for cluster, images in test.groupby("cluster"):
+        histograms = counter.count(images[images.area.notna()])
+        for level, histogram in histograms.items():
             groups[level].add(int(cluster), histogram)
-    for level, (cut, uncut) in cuts.items():
-        counts = {key: replace(one[level].counts(cut), uncut=uncut) for key, one in exact.items()}
-        found[level] = _Counted(counts, groups[level])
-    return found
+        if images.label.iloc[0]:
+            fill(("subject", images.subject_id.iloc[0]), histograms)
+    return groups
 
 
-def _no_cut(reason: NotComputable) -> str:
-    return f"valid chooses no threshold: {reason}"
+def _chosen(counts: Counts) -> Cut:
+    """The threshold with the best Dice on valid."""
+    try:
+        return best_threshold(counts), ""
+    except NotComputable as reason:
+        return None, f"valid chooses no threshold: {reason}"
 
 
-def _evaluate(part: Part, level: Level, counts: Counts, options: Options) -> None:
+def _fill(found: Evaluation, key: Key, level: Level, counts: Counts, options: Options) -> None:
+    """Every metric of a level, of one part."""
+    part = found.parts[key]
     part.counts[level] = {name: int(number) for name, number in counts.sizes().items()}
     for metric in metrics(level):
         part.values[metric.name], reason = metric.evaluate(counts, options)
         if reason:
             part.reasons[metric.name] = reason
-
-
-def _by_subject(
-    parts: dict[Key, Part],
-    level: Level,
-    known: list[Metric],
-    sizes: pd.DataFrame,
-    groups: ImageGroups | PixelGroups,
-    options: Options,
-) -> None:
-    """Fill the parts by subject: the abnormal images of each, with the normal ones of all."""
-    subjects = [key for key in parts if key[0] == "subject"]
-    places = np.flatnonzero(sizes.label == 1)
-    for start in range(0, len(subjects), stats.CHUNK):
-        part = slice(start, start + stats.CHUNK)
-        weights = np.repeat((sizes.label == 0).to_numpy(np.float64)[None], len(places[part]), axis=0)
-        weights[np.arange(len(weights)), places[part]] = 1
-        numbers = groups.counts(weights).sizes()
-        values = bootstrap.replicates(known, groups.counts, [weights], options)
-        for row, key in enumerate(subjects[part]):
-            parts[key].counts[level] = {name: int(number[row]) for name, number in numbers.items()}
-            for metric in known:
-                value = float(values[metric.name][row])
-                parts[key].values[metric.name] = None if np.isnan(value) else value
-                if np.isnan(value):
-                    parts[key].reasons[metric.name] = f"no abnormal {groups.item} with known truth"
+    if key == ("", ""):
+        found.exact[level] = counts

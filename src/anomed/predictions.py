@@ -20,7 +20,6 @@ COLUMNS = ["image_id", "score", "map_row"]
 GALLERY = 64  # maps kept where a domain has neither masks nor boxes
 BLOCK = 1 << 20  # pixels coded at a time
 CHECKED = 2_000_000  # valid pixels that the loss of the coding is measured on, at most
-LOSS = 2e-4  # of AUROC or AP, above which the coding is refused
 
 
 def gallery(table: pd.DataFrame) -> np.ndarray:
@@ -196,14 +195,13 @@ def _loss(prepared: Prepared, table: pd.DataFrame, spool: _Spool, rows: np.ndarr
     facts: dict[str, Any] = {"images": len(judged), "pixels": labels.size, "auroc_loss": None, "ap_loss": None}
     if labels.all() or not labels.any():
         return {**facts, "reason": "no valid image with pixel truth, or pixels of one class only"}
-    before, after = counts.of_images(floats, labels), counts.of_images(integers, labels)
-    auroc = abs(curves.auroc(before) - curves.auroc(after))
-    ap = abs(curves.average_precision(before) - curves.average_precision(after))
-    if max(auroc, ap) > LOSS:
+    auroc, ap = curves.loss(counts.of_images(floats, labels), counts.of_images(integers, labels))
+    if max(auroc, ap) > curves.LOSS:
         raise AnomedError(
             f"anomaly maps: coded in 16 bits they lose {auroc:.1e} of pixel AUROC and {ap:.1e} of AP on the "
-            f"{len(judged)} valid images, expected at most {LOSS}: too many scores lie too close together; let the "
-            "method output logits, log-likelihoods or distances rather than probabilities or other saturated values"
+            f"{len(judged)} valid images, expected at most {curves.LOSS}: too many scores lie too close "
+            "together; let the method output logits, log-likelihoods or distances rather than probabilities or other "
+            "saturated values"
         )
     return {**facts, "auroc_loss": auroc, "ap_loss": ap, "reason": None}
 

@@ -36,8 +36,8 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path, device: 
     run: folder of predictions. data: the prepared domain that they were made on. parameters: {"method": the method's
     block, "files": hashes of its weights, "metrics": the block of params.yaml}, whose hash the table compares with the
     current one. device: where pixels are counted (auto, cpu or cuda); the numbers are the same. Memory grows with the
-    number of subjects, some 75 KB each, not with that of images. Raises AnomedError when predictions, parameters and
-    data do not belong together, or a file is damaged.
+    number of subjects, by some 75 KB each for all pixels and as much for those of the organ, not with that of images.
+    Raises AnomedError when predictions, parameters and data do not belong together, or a file is damaged.
     """
     prepared, predictions = Prepared(data), Predictions(run)
     made_with = {key: value for key, value in parameters.items() if key != "metrics"}
@@ -63,6 +63,10 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path, device: 
     facts["bootstrap"] = {**sampled, "binning": found.binning}
     levels = LEVELS if prepared.card["foreground"] else LEVELS[:2]
     here = [metric for level in levels for metric in metrics(level)]
+    for part in found.parts.values():
+        for metric in here:
+            if part.values.setdefault(metric.name, None) is None:
+                part.reasons.setdefault(metric.name, str(obstacle))
     facts["records"] = [_record(metric, found, test, obstacle, options) for metric in here]
     facts["breakdowns"] = [_breakdown(*key, part) for key, part in found.parts.items() if key[0]]
     records.write_card(out, facts)
@@ -71,7 +75,7 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path, device: 
 def _options(block: Any) -> tuple[dict[str, Any], int]:
     """Options of metrics, and the number of replicates."""
     known = {key for level in LEVELS for metric in metrics(level) for key in metric.options} | {"replicates"}
-    if not isinstance(block, dict) or not all(k in known and isinstance(v, float | int) for k, v in block.items()):
+    if not isinstance(block, dict) or not all(k in known and type(v) in (int, float) for k, v in block.items()):
         raise AnomedError(f"--params.metrics: found {block!r}, expected numbers under the keys {sorted(known)}")
     replicates = block.get("replicates", 1000)
     if not isinstance(replicates, int) or replicates < 1:
@@ -127,8 +131,8 @@ def _record(
     counts: dict[str, int] = dict(whole.counts.get(metric.level, {"normal": 0, "abnormal": 0, "regions": 0}))
     if metric.level != "image":
         counts["excluded"] = len(test) - known
-    value = whole.values.get(metric.name)
-    reason = None if value is not None else whole.reasons.get(metric.name, obstacle)
+    value = whole.values[metric.name]
+    reason = whole.reasons.get(metric.name)
     interval = stats.Interval(None, None, reason)
     if value is not None:
         interval = stats.interval(found.replicates[metric.name], found.units)

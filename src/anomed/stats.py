@@ -13,6 +13,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 SEED = 0
+FEWEST = 6  # subjects of which an interval is given: of fewer, the outermost replicates cover too seldom
 CHUNK = 64  # replicates drawn at a time
 COMPUTABLE = 0.95  # share of the replicates that must have a value for an interval to be given
 
@@ -47,26 +48,30 @@ def interval(replicates: np.ndarray, units: int) -> Interval:
 
     units: number of subjects drawn. With few, percentiles come out too narrow by the factor sqrt((n - 1) / n) and by
     that of the normal to the t distribution; the quantiles are taken further out by both (Hesterberg 2015, American
-    Statistician 69:371-386, expanded percentiles).
+    Statistician 69:371-386, expanded percentiles). Where that is beyond the outermost replicate, and of fewer than
+    six subjects, there is no interval.
     """
     from scipy.special import ndtr, stdtrit
 
-    if units < 2:
-        return Interval(None, None, "one subject: nothing to resample")
-    known = replicates[np.isfinite(replicates)]
+    if units < FEWEST:
+        return Interval(None, None, f"{units} of the {FEWEST} subjects that an interval needs")
+    known = replicates[np.isfinite(replicates)].astype(np.float64)
     if len(known) < COMPUTABLE * len(replicates) or not len(known):
         missing = f"{len(replicates) - len(known)} of {len(replicates)} replicates"
         return Interval(None, None, f"too few subjects: {missing} have no value")
-    tail = ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - CONFIDENCE) / 2))
-    low, high = np.quantile(known.astype(np.float64), (tail, 1 - tail))
+    tail = float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - CONFIDENCE) / 2)))
+    if tail * (len(known) + 1) <= 1:
+        return Interval(None, None, f"{len(known)} replicates where {units} subjects need {int(1 / tail)}")
+    low, high = np.quantile(known, (tail, 1 - tail))
     return Interval(float(low), float(high), None)
 
 
 def difference(first: np.ndarray, second: np.ndarray, units: int) -> Difference:
     """`second` minus `first`, paired replicates (R,) of two systems over the same subjects.
 
-    The p value is twice the smaller share of replicates on or beyond 0, with one added to count and number (never 0),
-    and widened for few subjects as the interval is: below 0.05 where 0 lies outside the interval.
+    The p value is twice the quantile at which 0 stands among the replicates, or stands in the other direction, brought
+    back from where `interval` takes its quantiles: below 0.05 where 0 lies outside the interval, and there alone. No
+    p value comes from beyond the outermost replicate, the quantile 1 / (R + 1).
     """
     from scipy.special import ndtri, stdtr
 
@@ -74,7 +79,15 @@ def difference(first: np.ndarray, second: np.ndarray, units: int) -> Difference:
     found = interval(both, units)
     if found.reason:
         return Difference(found, None)
-    known = both[np.isfinite(both)]
-    beyond = min(int((known <= 0).sum()), int((known >= 0).sum()))
-    tail = min(0.5, (beyond + 1) / (len(known) + 1))
+    known = np.sort(both[np.isfinite(both)])
+    tail = max(min(_quantile(known), _quantile(-known[::-1]), 0.5), 1 / (len(known) + 1))
     return Difference(found, float(2 * stdtr(units - 1, ndtri(tail) * np.sqrt((units - 1) / units))))
+
+
+def _quantile(ordered: np.ndarray) -> float:
+    """Of ascending values the highest quantile that is not above 0, as `np.quantile` interpolates."""
+    below = int(np.searchsorted(ordered, 0, side="right"))
+    if below in (0, len(ordered)):
+        return float(below > 0)
+    least, most = ordered[below - 1], ordered[below]
+    return float((below - 1 - least / (most - least)) / (len(ordered) - 1))

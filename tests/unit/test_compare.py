@@ -33,7 +33,7 @@ def test_every_cell_has_a_line(copied: Any, capsys: pytest.CaptureFixture[str]) 
         "brain_mri.pixel_ap ↑     3, 1   0.1250  0.1250  +0.0000  [+0.0000, +0.0000]  1.0000  not told apart\n"
         "brain_mri.miss ↓         3, 1   0.5000  0.7500  +0.2500  [+0.2500, +0.2500]  0.0130  worse: REGRESSION\n"
         "\n"
-        "3 compared: 1 better, 1 not told apart, 1 worse (1 by more than the tolerance of 0); 0 only one has\n"
+        "3 compared: 1 better, 1 not told apart, 1 worse (1 by more than the tolerance of 0); 0 only one has (0 lost by B)\n"
     )
 
 
@@ -67,7 +67,7 @@ def test_a_regression_is_worse_by_more_than_the_tolerance(
 ) -> None:
     baseline = shutil.copytree(copied.scores, copied.root / "yesterday")
     value = {"image_auroc": 0.25, "miss": 0.5}[metric]
-    copied.score("brain_mri", "deep_svdd", 0, {"image_auroc": 0.25, "miss": 0.5, metric: value + change})
+    copied.score("brain_mri", "deep_svdd", 0, VALUES | {"image_auroc": 0.25, metric: value + change})
     assert run(copied, "deep_svdd", "deep_svdd", tolerance, baseline) == code
     out = capsys.readouterr().out
     assert f"A: deep_svdd in {baseline}\nB: deep_svdd in {copied.scores}\n" in out
@@ -130,18 +130,18 @@ def test_cells_that_only_one_has_are_listed(benchmark: Any, capsys: pytest.Captu
     shutil.rmtree(benchmark.scores / "liver_ct/deep_svdd")
     benchmark.score("brain_mri", "deep_svdd", 0, {"image_auroc": 0.5, "pixel_ap": "no lesion"})
     benchmark.score("liver_ct", "random", 0, VALUES | {"miss": "no lesion"})
-    assert run(benchmark, "random", "deep_svdd") == 0
+    assert run(benchmark, "random", "deep_svdd") == 1  # a value that B should have had
     lines = capsys.readouterr().out.splitlines()
     found = [re.split(r"  +", line) for line in lines if " only " in line and not line.startswith("1 ")]
     absent = "only A: B has no value, not scored on this domain"
     assert found == [
-        ["brain_mri.pixel_ap ↑", "3, 1", "0.1250", "–", "only A: B has no value, no lesion"],
-        ["brain_mri.miss ↓", "3, 1", "0.5000", "–", "only A: B has no value, not applicable"],
+        ["brain_mri.pixel_ap ↑", "3, 1", "0.1250", "–", "only A: B has no value, no lesion: REGRESSION"],
+        ["brain_mri.miss ↓", "3, 1", "0.5000", "–", "only A: B has no value, not applicable: REGRESSION"],
         ["liver_ct.image_auroc ↑", "3, 0", "0.5833", "–", absent],
         ["liver_ct.pixel_ap ↑", "3, 0", "0.1250", "–", absent],
     ]  # liver_ct.miss: neither has a value
-    assert lines[-1].endswith("0 worse (0 by more than the tolerance of 0); 4 only one has")
-    run(benchmark, "deep_svdd", "random")
+    assert lines[-1].endswith("0 worse (0 by more than the tolerance of 0); 4 only one has (2 lost by B)")
+    assert run(benchmark, "deep_svdd", "random") == 0
     assert "  only B: A has no value, no lesion\n" in capsys.readouterr().out
 
 

@@ -245,6 +245,14 @@ def test_runs_on_other_data_are_refused(copied: Any) -> None:
         copied.report()
 
 
+def test_an_image_of_unknown_truth_is_shown_without_outline(benchmark: Any) -> None:
+    benchmark.unknown = (0, 3)
+    page = Page(benchmark.make().report())
+    truth = {row[0]: row[1] for row in page.tables[2][1:]}
+    assert truth["tumourtest/Ungood/100"] == "pixel truth unknown"
+    assert truth["tumourtest/Ungood/106"] == "2.68 % anomalous"
+
+
 def test_a_domain_without_masks_shows_maps_and_no_truth(benchmark: Any) -> None:
     benchmark.masks = False
     text = benchmark.make().report()

@@ -98,8 +98,8 @@ def test_a_score_file_that_was_edited_is_refused(copied: Any, change: Any, messa
         (lambda file: file.pop("bootstrap"), r"bootstrap \(Field required"),
         (lambda file: file["bootstrap"].update(unit="slice"), r"bootstrap.unit \(Input should be 'subject' or 'image'"),
         (
-            lambda file: file["bootstrap"].update(units=0),
-            r"bootstrap.units \(Input should be greater than or equal to 1",
+            lambda file: file["bootstrap"].update(units=-1),
+            r"bootstrap.units \(Input should be greater than or equal to 0",
         ),
         (lambda file: file["bootstrap"].update(confidence=0.9), r"confidence \(.*found 0.9, expected 0.95"),
         (lambda file: file["breakdowns"].append(GROUP), r"pathology 'tumour' stands there more than once"),

@@ -21,7 +21,7 @@ def test_draws_take_as_many_subjects_as_there_are_and_repeat() -> None:
     np.testing.assert_allclose(many.var(axis=0), 1 - 1 / 12, atol=0.05)
 
 
-@pytest.mark.parametrize("units", [2, 8, 500])
+@pytest.mark.parametrize("units", [6, 8, 500])
 def test_interval_takes_expanded_percentiles(units: int) -> None:
     values = np.random.default_rng(0).permutation(np.linspace(0, 1, 4001))
     tail = norm.cdf(t.ppf(0.025, units - 1) * (units / (units - 1)) ** 0.5)
@@ -35,15 +35,21 @@ def test_interval_takes_expanded_percentiles(units: int) -> None:
 
 
 def test_no_interval_has_a_reason() -> None:
-    assert stats.interval(np.ones(10), 1) == (None, None, "one subject: nothing to resample")
+    for units in (0, 1, 5):
+        reason = f"{units} of the 6 subjects that an interval needs"
+        assert stats.interval(np.ones(1000), units) == (None, None, reason)
+    assert stats.interval(np.ones(999), 6).reason is None
+    assert stats.interval(np.ones(100), 6).reason == "100 replicates where 6 subjects need 411"
+    assert stats.interval(np.ones(410), 6).reason is not None
+    assert stats.interval(np.ones(411), 6).reason is None
     values = np.ones(1000)
     values[:50] = np.nan
-    assert stats.interval(values, 5) == (1.0, 1.0, None)
+    assert stats.interval(values, 50) == (1.0, 1.0, None)
     values[50] = np.nan
     reason = "too few subjects: 51 of 1000 replicates have no value"
-    assert stats.interval(values, 5) == (None, None, reason)
-    assert stats.difference(values, np.ones(1000), 5) == ((None, None, reason), None)
-    assert stats.interval(np.full(3, np.nan), 5).reason == "too few subjects: 3 of 3 replicates have no value"
+    assert stats.interval(values, 50) == (None, None, reason)
+    assert stats.difference(values, np.ones(1000), 50) == ((None, None, reason), None)
+    assert stats.interval(np.full(3, np.nan), 50).reason == "too few subjects: 3 of 3 replicates have no value"
 
 
 def test_a_paired_difference_is_narrower_than_its_parts() -> None:
@@ -67,15 +73,21 @@ def test_p_counts_the_replicates_on_the_other_side() -> None:
     assert stats.difference(zero, zero + 1, many).p == pytest.approx(2 / 1000, rel=1e-3)
     one = np.ones(999)
     one[:24] = -1
-    assert stats.difference(zero, one, many).p == pytest.approx(2 * 25 / 1000, rel=1e-3)
+    assert stats.difference(zero, one, many).p == pytest.approx(
+        2 * 23.5 / 998, rel=1e-3
+    )  # half-way from the 24th to the 25th
 
 
 @pytest.mark.parametrize("units", [9, 40])
 def test_p_agrees_with_the_interval(units: int) -> None:
     """0 at the end of the interval is p = 0.05, with few subjects as with many."""
     values = np.random.default_rng(2).normal(size=20_001)
-    low = stats.interval(values, units).low
+    low, high, _ = stats.interval(values, units)
     assert low is not None
-    p = stats.difference(np.full_like(values, low), values, units).p
-    assert p == pytest.approx(0.05, abs=2e-3)
+    assert high is not None
+    for end, outwards in ((low, -1e-9), (high, 1e-9)):
+        outside = stats.difference(np.full_like(values, end + outwards), values, units).p
+        inside = stats.difference(np.full_like(values, end - outwards), values, units).p
+        assert (outside or 1) < 0.05 < (inside or 0)
+        assert outside == pytest.approx(inside, abs=1e-6)
     assert (stats.difference(np.zeros(999), np.ones(999), units).p or 0) > 2 / 1000  # nine subjects cannot show less

@@ -173,7 +173,7 @@ def test_what_could_not_be_tested_is_not_separated(copied: Any) -> None:
     text = (copied.results / "table.md").read_text()
     assert "| random | 3 | 0.1000 ± 0.0000 ≈ [1] | 0.5000 ± 0.0000 [1] |\n" in text
     assert "| label | 2 | **0.9000 ± 0.0000** [1] | 0.5000 ± 0.0000 [1] |\n" in text
-    assert "- [1] no interval: one subject: nothing to resample\n" in text
+    assert "- [1] no interval: 1 of the 6 subjects that an interval needs\n" in text
     assert "\n\nIntervals: 95 % bootstrap over 1 subject, 1,000 replicates.\n" in text
 
 

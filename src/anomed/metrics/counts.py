@@ -21,8 +21,9 @@ class Counts:
 
     normal, abnormal: (..., K), whole numbers of any type. overlap: (..., K), abnormal pixels weighted by 1 / area of
     their region; None for images. cut: place along K from which on the threshold chosen on valid calls items abnormal;
-    None when there is none, and `uncut` says why. item: what is counted, for messages. merged: bool (K,), places where
-    several neighbouring scores are counted together; None: there is none.
+    None when there is none, and `uncut` says why. item: what is counted, for messages. scores: (K,), the lowest score
+    of each place. merged: bool (K,), places where several neighbouring scores, abnormal items among them, are counted
+    together; None: there is none.
     """
 
     normal: np.ndarray
@@ -31,6 +32,7 @@ class Counts:
     cut: int | None = None
     uncut: str = "no threshold was chosen on valid"
     item: str = "item"
+    scores: np.ndarray | None = None
     merged: np.ndarray | None = None
 
     @cached_property
@@ -73,9 +75,9 @@ def of_images(scores: Any, labels: Any, threshold: float | None = None) -> Count
     """Counts over the distinct scores of images: scores (N,), any real type, labels (N,), 0 or 1.
 
     threshold: the score from which on an image is called abnormal, chosen on other images. Raises AnomedError on
-    wrong shapes, labels or non-finite scores.
+    wrong types, shapes, labels or non-finite numbers.
     """
-    scores, labels = np.asarray(scores), np.asarray(labels)
+    scores, labels = _reals("scores", scores), _reals("labels", labels)
     if scores.ndim != 1 or scores.shape != labels.shape:
         raise AnomedError(f"found scores {scores.shape} with labels {labels.shape}, expected (N,) and (N,)")
     if not np.isfinite(scores).all():
@@ -85,8 +87,25 @@ def of_images(scores: Any, labels: Any, threshold: float | None = None) -> Count
     values, place = np.unique(scores, return_inverse=True)
     sizes = np.bincount(place, minlength=len(values))
     abnormal = np.bincount(place[labels.astype(bool)], minlength=len(values))
-    cut = None if threshold is None else int(np.searchsorted(values, threshold))
-    return Counts(sizes - abnormal, abnormal, cut=cut, item="image")
+    cut = None if threshold is None else int(np.searchsorted(values, finite("threshold", threshold)))
+    return Counts(sizes - abnormal, abnormal, cut=cut, item="image", scores=values)
+
+
+def finite(name: str, value: Any) -> float:
+    """The number. Raises AnomedError when it is none, NaN or infinite."""
+    if not isinstance(value, int | float | np.integer | np.floating) or not np.isfinite(value):
+        raise AnomedError(f"{name}: found {value!r}, expected a finite number")
+    return float(value)
+
+
+def _reals(name: str, values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of several lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf" and array.size + (array.dtype.kind == "O"):
+        raise AnomedError(f"found {name} of type {array.dtype}, expected real numbers")
+    return array
 
 
 def _above(counts: np.ndarray) -> np.ndarray:

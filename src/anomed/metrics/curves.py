@@ -8,6 +8,7 @@ import numpy as np
 
 from anomed.metrics.counts import Counts
 
+LOSS = 2e-4  # of AUROC or AP, above which a coding of maps is refused
 POINTS = 513  # of a thinned curve, at most
 
 
@@ -64,10 +65,18 @@ def dice_at_cut(counts: Counts, cut: int) -> np.ndarray:
     return np.where(counts.true[..., -1] > 0, 0.0, np.nan)
 
 
-def best_cut(counts: Counts) -> int:
-    """The place whose threshold has the best Dice, the highest of equal ones. Raises NotComputable for one class."""
+def best_threshold(counts: Counts) -> float:
+    """The score whose threshold has the best Dice, the highest of equal ones. Raises NotComputable for one class."""
     counts.require()
-    return counts.normal.shape[-1] - 1 - int(np.argmax(dice(counts)))
+    assert counts.scores is not None
+    return counts.scores[::-1][np.argmax(dice(counts))].item()
+
+
+def loss(exact: Counts, coded: Counts) -> tuple[float, float]:
+    """How much of AUROC and of AP a coding of the scores loses, both classes present."""
+    pairs = ((statistic(exact), statistic(coded)) for statistic in (auroc, average_precision))
+    of_auroc, of_ap = (abs(float(one - other)) for one, other in pairs)
+    return of_auroc, of_ap
 
 
 def roc(counts: Counts) -> np.ndarray:

@@ -97,14 +97,16 @@ def metric(
             counts = _counts(name, level, data, threshold)
             counts.require()
             values = np.asarray(function(counts, **options), np.float64)
+            if values.ndim:  # a replicate of one class has no value, whatever the function says
+                values = np.where((counts.true[..., -1] > 0) & (counts.false[..., -1] > 0), values, np.nan)
             outside = values[(values < low - 1e-9) | (values > high + 1e-9)]
             if outside.size:
                 raise ValueError(f"{name} is {outside.flat[0]}, outside [{low}, {high}]")
             values = np.clip(values, low, high)
             return values if values.ndim else float(values)
 
-        if name in METRICS and inspect.getmodule(METRICS[name].function) is not inspect.getmodule(function):
-            raise ValueError(f"two metrics are called {name!r}")
+        if name in METRICS and _place(METRICS[name].function) != _place(function):
+            raise ValueError(f"two metrics are called {name!r}: {_place(METRICS[name].function)}, {_place(function)}")
         keyword_only = inspect.Parameter.KEYWORD_ONLY
         arguments = inspect.signature(function).parameters.values()
         options = {a.name: a.default for a in arguments if a.kind is keyword_only}
@@ -112,8 +114,9 @@ def metric(
             name, label, level, low, high, direction, unit, definition, source, version, options, checked
         )
         if level == "pixel":
-            inside = f"{definition} Only the pixels of the organ count."
-            twin = replace(found, name=f"{name}_foreground", level="foreground", definition=inside)
+            inside = f"{definition} Only the pixels of the organ count, and only what lies in it of a lesion."
+            facts = {"name": f"{name}_foreground", "label": f"{label} (organ)", "level": "foreground"}
+            twin = replace(found, **facts, definition=inside)  # type: ignore[arg-type]
             METRICS[twin.name] = twin
         return checked
 
@@ -123,6 +126,12 @@ def metric(
 def metrics(level: Level) -> list[Metric]:
     """The declared metrics of one level, in the order of their declaration."""
     return [found for found in METRICS.values() if found.level == level]
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Where a function is written; equal when a module is loaded again."""
+    plain = inspect.unwrap(function)
+    return f"{plain.__module__}, line {plain.__code__.co_firstlineno}"
 
 
 def _counts(name: str, level: Level, data: tuple[Any, ...], threshold: Any) -> Counts:

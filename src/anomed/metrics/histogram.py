@@ -31,20 +31,22 @@ class PixelHistogram:
         shape. within: bool of that shape, the pixels to count; None: all. A lesion's area is that of the part counted.
         Raises AnomedError on any other type or shape.
         """
-        plain = isinstance(codes, np.ndarray)
-        kinds = codes.dtype == np.uint16 if plain else str(codes.dtype) == "torch.int32"
         masks = (mask,) if within is None else (mask, within)
-        fits = all(one.dtype == bool and one.shape == tuple(codes.shape) for one in masks)
-        if not kinds or not fits or codes.ndim < 2:
-            found = " and ".join(f"{one.dtype} {one.shape}" for one in masks)
+        kind = str(getattr(codes, "dtype", type(codes).__name__))
+        if (
+            kind not in ("uint16", "torch.int32")
+            or codes.ndim < 2
+            or any(str(getattr(one, "dtype", "")) != "bool" or one.shape != tuple(codes.shape) for one in masks)
+        ):
+            found = " and ".join(f"{getattr(one, 'dtype', type(one).__name__)} {np.shape(one)}" for one in masks)
             raise AnomedError(
-                f"found codes {codes.dtype} {tuple(codes.shape)} with a mask {found}, expected uint16 (..., H, W) with "
+                f"found codes {kind} {tuple(np.shape(codes))} with a mask {found}, expected uint16 (..., H, W) with "
                 "bool (..., H, W)"
             )
-        self.images += int(np.prod(codes.shape[:-2]))
         if within is not None:
             mask = mask & within
         self.total += _bincount(codes if within is None else codes[within])
+        self.images += int(np.prod(codes.shape[:-2]))
         lesions = [_lesions(codes[at], mask[at]) for at in np.ndindex(codes.shape[:-2]) if mask[at].any()]
         if lesions:
             hit = np.concatenate([found[0] for found in lesions])
@@ -61,8 +63,50 @@ class PixelHistogram:
         self.images += other.images
 
     def counts(self, threshold: int | None = None) -> Counts:
-        """What metrics take: K = 65,536 codes. threshold: the code from which on a pixel is called abnormal."""
-        return Counts(self.total - self.lesion, self.lesion, self.overlap, threshold, item="pixel")
+        """What metrics take. threshold: the code from which on a pixel is called abnormal, up to 65,536 (none is).
+
+        Neighbouring codes without lesion pixels share a place: no curve bends there. Raises AnomedError for a
+        threshold that is no code.
+        """
+        if threshold is not None and not (isinstance(threshold, int | np.integer) and 0 <= threshold <= TOP + 1):
+            raise AnomedError(f"threshold: found {threshold!r}, expected a code, a whole number from 0 to {TOP + 1}")
+        begins = self.lesion > 0
+        begins[1:] |= begins[:-1]
+        begins[0] = True
+        return self.binned(_starts(begins, threshold), threshold)
+
+    def binned(self, starts: np.ndarray, threshold: int | None) -> Counts:
+        """Counts with one place from each code in `starts` to the next: ascending from 0, `threshold` among them."""
+        total, lesion, overlap = (np.add.reduceat(one, starts) for one in (self.total, self.lesion, self.overlap))
+        several = np.add.reduceat(self.lesion > 0, starts, dtype=int) > 0
+        several &= np.add.reduceat(self.total > 0, starts, dtype=int) > 1
+        cut = None if threshold is None else int(np.searchsorted(starts, threshold))
+        merged = several if several.any() else None
+        return Counts(total - lesion, lesion, overlap, cut, item="pixel", scores=starts, merged=merged)
+
+
+def _starts(begins: np.ndarray, threshold: int | None) -> np.ndarray:
+    if threshold is not None and threshold <= TOP:
+        begins[threshold] = True
+    return np.flatnonzero(begins)
+
+
+def bins(whole: PixelHistogram, threshold: int | None, number: int) -> np.ndarray:
+    """Codes at which some `number` bins of a set of pixels begin, for `PixelHistogram.binned`.
+
+    Where lesions have few codes, every one is a bin and nothing is lost. Else bins are cut at quantiles, half of them
+    of the lesion pixels, a quarter each of all pixels and of regions; a code of more than a bin's share has its own.
+    """
+    exact = whole.counts(threshold).scores
+    assert exact is not None
+    if len(exact) <= 2 * number:
+        return exact
+    parts = [one / max(one.sum(), 1) for one in (whole.total, whole.lesion, whole.overlap)]
+    mass = (parts[0] + 2 * parts[1] + parts[2]) * number / 4
+    heavy = mass >= 1
+    begins = np.diff(np.floor(np.cumsum(mass) - mass), prepend=-1) > 0
+    begins |= heavy | np.append(False, heavy[:-1])
+    return _starts(begins, threshold)
 
 
 def _lesions(codes: Any, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -81,4 +125,7 @@ def _lesions(codes: Any, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]
 def _bincount(codes: Any) -> np.ndarray:
     if isinstance(codes, np.ndarray):
         return np.bincount(codes.ravel(), minlength=TOP + 1)
-    return np.asarray(codes.flatten().bincount(minlength=TOP + 1).cpu())
+    found = codes.flatten().bincount(minlength=TOP + 1).cpu()
+    if len(found) > TOP + 1:
+        raise AnomedError(f"found the code {len(found) - 1}, expected codes from 0 to {TOP}")
+    return np.asarray(found)

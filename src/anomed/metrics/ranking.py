@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from anomed.errors import AnomedError
-from anomed.mapcodes import Codec, stride
+from anomed.mapcodes import TOP, Codec, stride
 from anomed.metrics import curves
-from anomed.metrics.counts import Counts, NotComputable
+from anomed.metrics.counts import Counts, NotComputable, finite, of_images
 from anomed.metrics.declare import Level, metric, metrics
 from anomed.metrics.histogram import PixelHistogram
 
@@ -62,8 +62,8 @@ def image_ap(counts: Counts) -> np.ndarray:
     name="image_ap_normal",
     label="Image AP (normal)",
     level="image",
-    definition="Average precision of the normal class, by falling score: where nearly all test images are abnormal, "
-    "the abnormal class cannot tell systems apart.",
+    definition="Average precision of the normal class over all test images, looked for from the lowest score on, "
+    "step-wise: where nearly all test images are abnormal, the abnormal class cannot tell systems apart.",
     source=STEPWISE,
 )
 def image_ap_normal(counts: Counts) -> np.ndarray:
@@ -201,26 +201,36 @@ def pixel_metrics(
     """Every pixel metric of one method's maps, by name; None where it cannot be computed.
 
     maps: per image floats H x W, higher is more anomalous, normal images among them; taken as float32 and coded in 16
-    bits as contract 3 says (`anomed.mapcodes`: values agree with those of the floats to some 1e-5), or uint16 codes,
-    taken as they are. masks: per image bool, or integers 0 and 1, H x W, on the same grid (`anomed.images.upsample`
-    brings a map there). threshold: score from which on a pixel is called abnormal, chosen on other images; without it
-    "pixel_dice" is None. For the reason of a None, call that metric on a PixelHistogram. Raises AnomedError on any
-    other type, on shapes that differ and on NaN or infinity.
+    bits as contract 3 says (`anomed.mapcodes`), or uint16 codes, taken as they are. masks: per image bool, or integers
+    0 and 1, H x W, on the same grid (`anomed.images.upsample` brings a map there). threshold: score from which on a
+    pixel is called abnormal, chosen on other images; without it "pixel_dice" is None. For the reason of a None, call
+    that metric on a PixelHistogram.
+
+    Raises AnomedError on any other type, on shapes that differ, on NaN or infinity, and when the coding would lose more
+    than 2e-4 of AUROC or AP (on some million pixels): scores that lie so close together need other units.
     """
+    maps, masks = [np.asarray(one) for one in maps], [np.asarray(one) for one in masks]
     if len(maps) != len(masks) or not len(maps):
         raise AnomedError(
             f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
         )
-    cut = None if threshold is None else int(threshold)
+    cut = None if threshold is None else min(max(math.ceil(finite("threshold", threshold)), 0), TOP + 1)
+    masks = [
+        one.astype(bool) if one.dtype.kind in "iu" and not np.any(one > 1) and not np.any(one < 0) else one
+        for one in masks
+    ]
     if all(one.dtype.kind == "f" and one.size for one in maps):
         maps = [one.astype(np.float32, copy=False) for one in maps]
-        codec = _fit(maps)
-        maps = list(map(codec.encode, maps))
-        cut = None if threshold is None else int(codec.encode(np.float32(threshold)))
+        codes, codec = _coded(maps)
+        if threshold is not None:
+            cut = TOP + 1 if threshold > codec.maximum else int(codec.encode(np.float32(threshold)))
+    else:
+        codes = maps
     histogram = PixelHistogram()
-    for codes, mask in zip(maps, masks, strict=True):
-        whole = mask.dtype.kind in "iu" and not np.any(mask > 1) and not np.any(mask < 0)
-        histogram.update(codes, mask.astype(bool) if whole else mask)
+    for one, mask in zip(codes, masks, strict=True):
+        histogram.update(one, mask)
+    if codes is not maps:
+        _check(maps, codes, masks)
     options = {"aupro_limit": aupro_limit, "sensitivity_fpr": sensitivity_fpr}
     return {found.name: found.evaluate(histogram.counts(cut), options)[0] for found in metrics("pixel")}
 
@@ -251,7 +261,22 @@ def _cut(counts: Counts) -> int:
     return counts.cut
 
 
-def _fit(maps: Sequence[np.ndarray]) -> Codec:
+def _coded(maps: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Codec]:
     step = stride(sum(one.size for one in maps), math.prod({one.size for one in maps}))
     sample = np.concatenate([one.ravel()[::step] for one in maps])
-    return Codec.fit(sample, min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
+    codec = Codec.fit(sample, min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
+    return [codec.encode(one) for one in maps], codec
+
+
+def _check(maps: Sequence[np.ndarray], codes: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> None:
+    """Raises AnomedError when the codes lose too much of the order of the scores."""
+    step = stride(sum(one.size for one in maps), math.prod({one.size for one in maps}))
+    before, after, labels = (np.concatenate([one.ravel()[::step] for one in part]) for part in (maps, codes, masks))
+    if labels.all() or not labels.any():
+        return
+    lost = curves.loss(of_images(before, labels), of_images(after, labels))
+    if max(lost) > curves.LOSS:
+        raise AnomedError(
+            f"coded in 16 bits the maps lose {lost[0]:.1e} of pixel AUROC and {lost[1]:.1e} of AP, expected at most "
+            f"{curves.LOSS}: too many scores lie too close together; give logits, log-likelihoods or distances"
+        )

@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from anomed import records
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
@@ -115,7 +117,7 @@ def _strip(prepared: Prepared, runs: dict[str, tuple[int, Predictions]]) -> dict
     lines = []
     for image in figures.pick(prepared, available).itertuples():
         pixels = prepared.native(image.image_id)
-        known = prepared.card["masks"] and image.mask_row is not None and image.mask_row == image.mask_row
+        known = prepared.card["masks"] and not pd.isna(image.mask_row)
         mask = prepared.mask(int(image.mask_row)) if known else None
         maps = []
         for system, (_, run) in runs.items():

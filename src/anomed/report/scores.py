@@ -25,7 +25,7 @@ class Bootstrap(Settings):
     replicates: int = Field(ge=1)
     confidence: float
     unit: Literal["subject", "image"]
-    units: int = Field(ge=1)
+    units: int = Field(ge=0)
     binning: float | None = None
 
     @field_validator("confidence")

@@ -259,7 +259,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             row |= {key: json.loads(row[key]) for key in ("counts", "bootstrap")}
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; run `anomed table` first") from None
-    except ValueError as error:
+    except (ValueError, TypeError, csv.Error) as error:  # a cut row lacks fields
         raise AnomedError(f"{path}: damaged ({error}); run `anomed table` again") from None
     return rows
 
