@@ -135,7 +135,8 @@ def _record(
     reason = whole.reasons.get(metric.name)
     interval = stats.Interval(None, None, reason)
     if value is not None:
-        interval = stats.interval(found.replicates[metric.name], found.units)
+        within = value if metric.unit == "fraction" else None
+        interval = stats.interval(found.replicates[metric.name], found.units, within)
     return {
         "metric": metric.name,
         "definition_id": metric.identifier(options),

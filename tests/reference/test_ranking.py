@@ -336,6 +336,11 @@ def test_merged_histograms_equal_one(data: Pair) -> None:
     whole = histogram(maps, masks)
     stacked = histogram([np.stack([one, one]) for one in maps], [np.stack([one, one]) for one in masks])
     np.testing.assert_array_equal(stacked.total, 2 * whole.total)
+    again = PixelHistogram()
+    for codes, mask in zip(maps, masks, strict=True):
+        again.update(codes, mask)
+        again.update(codes, mask)
+    np.testing.assert_array_equal(stacked.overlap, again.overlap)  # to the last bit, whatever the batch
     np.testing.assert_allclose(stacked.overlap, 2 * whole.overlap, rtol=1e-14)
     assert (stacked.regions, stacked.images) == (2 * whole.regions, 2 * whole.images)
     np.testing.assert_array_equal(parts.total, whole.total)

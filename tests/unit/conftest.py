@@ -50,6 +50,7 @@ class Benchmark:
     )
     localises: dict[str, bool] = field(default_factory=lambda: {"label": False})
     masks: bool = True
+    unit: str = "points"  # of all metrics; a fraction has another interval
     unknown: tuple[int, ...] = ()  # numbers of abnormal images without pixel truth
     official: bool = False
     domains: list[str] = field(default_factory=lambda: [DOMAIN])
@@ -171,7 +172,7 @@ class Benchmark:
                 arrays[f"replicates_{name}"] = own
             held = COUNTS[facts["level"]] | (counts if facts["level"] == "pixel" else {})
             counted = {"n": 14, "counts": held}
-            names = {"metric": name, "definition_id": f"{name}.v1", "unit": "fraction", "version": 1}
+            names = {"metric": name, "definition_id": f"{name}.v1", "unit": self.unit, "version": 1}
             found.append({**names, **outcome, **counted, **facts})
         hashes = {"manifest_hash": Prepared(self.prepared / domain).hash, "parameter_hash": records.digest(system)}
         path.parent.mkdir(parents=True, exist_ok=True)

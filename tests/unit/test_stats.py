@@ -34,6 +34,29 @@ def test_interval_takes_expanded_percentiles(units: int) -> None:
         assert tail == pytest.approx(0.025, abs=5e-4)
 
 
+@pytest.mark.parametrize(("value", "units"), [(0.5, 500), (0.97, 40), (0.03, 12)])
+def test_interval_of_a_share_is_symmetric_in_log_odds(value: float, units: int) -> None:
+    spread = np.random.default_rng(0).normal(0, 0.3 * value * (1 - value), 4000)
+    found = stats.interval(value + spread, units, value)
+    assert found.low is not None
+    assert found.high is not None
+    half = t.ppf(0.975, units - 1) * (units / (units - 1)) ** 0.5 * spread.std() / (value * (1 - value))
+    odds = np.log([found.low / (1 - found.low), found.high / (1 - found.high)])
+    assert odds == pytest.approx(np.log(value / (1 - value)) + np.array([-half, half]), rel=1e-9)
+    assert 0 < found.low < value < found.high < 1
+
+
+def test_interval_stays_among_the_replicates_and_holds_its_value() -> None:
+    jumping = np.where(np.arange(1000) < 30, 0.4, 0.99)  # few replicates lose half: log odds alone would say 0.0 to 1.0
+    found = stats.interval(jumping, 50, 0.985)
+    assert (found.low, found.high) == (0.4, 0.99)
+    assert stats.interval(np.full(1000, 0.5), 50, 0.5 + 1e-9) == (0.5 + 1e-9, 0.5 + 1e-9, None)
+    for end in (0.0, 1.0):
+        assert stats.interval(np.full(1000, end), 50, end) == (end, end, None)
+    values = np.linspace(0.9, 1, 1001)
+    assert stats.interval(values, 50, 1.0) == stats.interval(values, 50)
+
+
 def test_no_interval_has_a_reason() -> None:
     for units in (0, 1, 5):
         reason = f"{units} of the 6 subjects that an interval needs"

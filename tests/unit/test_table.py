@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from anomed import records
+from anomed import records, stats
 from anomed.errors import AnomedError
 
 REASON = "no anomaly maps: the method does not localise"
@@ -54,6 +54,20 @@ def test_the_interval_is_that_of_the_mean_over_seeds(copied: Any) -> None:
     assert found == pytest.approx(expected, abs=1e-6)
     single = [float(row["low"]) for row in rows(copied.results / "scores.csv")[:9:3]]
     assert single == pytest.approx([np.quantile(0.2 * k + noise[k], tail) for k in range(3)], abs=1e-6)
+
+
+def test_the_interval_of_a_fraction_is_symmetric_in_log_odds(copied: Any) -> None:
+    copied.unit = "fraction"
+    noise = np.random.default_rng(0).normal(0, 0.03, (3, 1000))
+    for system, seeds in copied.seeds.items():
+        for seed in seeds:
+            copied.score("brain_mri", system, seed, VALUES | {"image_auroc": 0.9}, {"image_auroc": noise[seed]})
+    copied.table()
+    row = rows(copied.results / "table.csv")[0]
+    low, high = (float(row[f"brain_mri.image_auroc.{end}"]) for end in ("low", "high"))
+    found = stats.interval(0.9 + noise.mean(0), 12, 0.9)
+    assert (low, high) == pytest.approx((found.low, found.high), abs=1e-6)
+    assert 0.9 - low > 1.2 * (high - 0.9)
 
 
 def test_a_seed_without_an_interval_leaves_that_of_the_mean_empty(copied: Any) -> None:

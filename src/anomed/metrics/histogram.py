@@ -8,7 +8,7 @@ from anomed.errors import AnomedError
 from anomed.mapcodes import TOP
 from anomed.metrics.counts import Counts
 
-REGIONS = np.ones((3, 3), int)  # 8-connectivity
+REGIONS = np.ones((3, 3), bool)  # 8-connectivity
 
 
 class PixelHistogram:
@@ -47,12 +47,25 @@ class PixelHistogram:
             mask = mask & within
         self.total += _bincount(codes if within is None else codes[within])
         self.images += int(np.prod(codes.shape[:-2]))
-        lesions = [_lesions(codes[at], mask[at]) for at in np.ndindex(codes.shape[:-2]) if mask[at].any()]
-        if lesions:
-            hit = np.concatenate([found[0] for found in lesions])
-            self.lesion += np.bincount(hit, minlength=TOP + 1)
-            self.overlap += np.bincount(hit, np.concatenate([found[1] for found in lesions]), minlength=TOP + 1)
-            self.regions += sum(found[2] for found in lesions)
+        for place in np.ndindex(codes.shape[:-2]):
+            self._lesions(codes[place], mask[place])
+
+    def _lesions(self, codes: Any, mask: np.ndarray) -> None:
+        """Of one image. Added pixel by pixel, so that batches of any size give the same sums."""
+        from scipy.ndimage import label
+
+        rows = np.flatnonzero(mask.any(axis=1))
+        if not rows.size:
+            return
+        codes, mask = codes[rows[0] : rows[-1] + 1], mask[rows[0] : rows[-1] + 1]
+        columns = np.flatnonzero(mask.any(axis=0))
+        codes, mask = codes[:, columns[0] : columns[-1] + 1], mask[:, columns[0] : columns[-1] + 1]
+        numbered, regions = label(mask, REGIONS)
+        region = numbered[mask]
+        hit = (codes if isinstance(codes, np.ndarray) else codes.cpu().numpy())[mask]
+        np.add.at(self.lesion, hit, 1)
+        np.add.at(self.overlap, hit, 1 / np.bincount(region)[region])
+        self.regions += regions
 
     def merge(self, other: "PixelHistogram") -> None:
         """Add another histogram's counts; both must come from one codec."""
@@ -107,19 +120,6 @@ def bins(whole: PixelHistogram, threshold: int | None, number: int) -> np.ndarra
     begins = np.diff(np.floor(np.cumsum(mass) - mass), prepend=-1) > 0
     begins |= heavy | np.append(False, heavy[:-1])
     return _starts(begins, threshold)
-
-
-def _lesions(codes: Any, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Of one image with lesion pixels: their codes, 1 / area of their regions, and the number of regions."""
-    from scipy.ndimage import label
-
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    inside = mask[box]
-    numbered, regions = label(inside, REGIONS)
-    region = numbered[inside]
-    part = codes[box] if isinstance(codes, np.ndarray) else codes[box].cpu().numpy()
-    return part[inside], 1 / np.bincount(region)[region], regions
 
 
 def _bincount(codes: Any) -> np.ndarray:

@@ -66,7 +66,8 @@ def _interval(group: list[dict[str, Any]], replicates: np.ndarray | None, units:
     if reason := together(group, "interval_reason"):
         return stats.Interval(None, None, reason)._asdict()
     assert replicates is not None, group
-    return stats.interval(replicates, units)._asdict()
+    within = average(group).mean if group[0]["unit"] == "fraction" else None
+    return stats.interval(replicates, units, within)._asdict()
 
 
 def _compared(means: dict[str, float], replicates: dict[str, np.ndarray], units: int, higher: bool) -> dict[str, Any]:
