@@ -56,6 +56,7 @@ FULL = [
     Design(500, 20, 0.8),  # the limits: few subjects, few with lesions, a value near 1
     Design(500, 40),
     *(Design(500, subjects, 0.97) for subjects in (40, 200)),
+    *(Design(500, subjects, 0.95) for subjects in (8, 12)),
 ]
 
 

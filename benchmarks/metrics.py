@@ -183,7 +183,7 @@ def resc() -> dict[str, Any]:
         peak, mapped = memory("VmHWM"), memory("RssFile")
     speed = pixels(RESC) / run.seconds
     found = f"{speed / 1e6:.0f} million pixels/s; {resident(peak, mapped)}"
-    rows = [row("RESC's test set: AUROC, AP, AUPRO", grids(RESC), run, found)]
+    rows = [row("size of RESC's test set: AUROC, AP, AUPRO", grids(RESC), run, found)]
     return {"rows": rows, "resc_peak_memory_mb": peak, "resc_pixels_per_second": speed}
 
 
@@ -230,7 +230,7 @@ def brain() -> dict[str, Any]:
     ratio = (second.seconds + third.seconds) / first.seconds
     both = f"with the second pass {ratio:.1f} times the exact metrics; {total}"
     rows = [
-        row(f"BMAD's brain test set: {len(found)} pixel metrics", grids(BRAIN), first, ""),
+        row(f"size of BMAD's brain test set: {len(found)} pixel metrics", grids(BRAIN), first, ""),
         row("second pass: counts per subject", grids(BRAIN), second, f"{second.extra:.0f} MB more"),
         row("1,000 replicates of all", f"{clusters} subjects", third, both),
     ]

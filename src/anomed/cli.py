@@ -101,7 +101,9 @@ def _path(text: str) -> Path | None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `anomed`; each command's handler is in `handler`."""
-    top = argparse.ArgumentParser(prog="anomed", description=__doc__, allow_abbrev=False)
+    top = argparse.ArgumentParser(
+        prog="anomed", description="One table for medical anomaly detection.", allow_abbrev=False
+    )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def command(handler: Any, summary: str) -> argparse.ArgumentParser:
@@ -169,7 +171,8 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--out", type=Path, default=Path("results/report.html"), metavar="HTML")
 
     sub = command(
-        _compare, "say on which domains and metrics system B differs from A; exit 1 if it is worse, 2 on a fault"
+        _compare,
+        "say on which domains and metrics system B differs from A; exit 1 if it is worse beyond doubt, 2 on a fault",
     )
     sub.add_argument("first", metavar="A", help="a system")
     sub.add_argument("second", metavar="B", help="the system to judge by it; may be A itself with --baseline")

@@ -54,15 +54,17 @@ def compare(first: str, second: str, scores: Path, baseline: Path, tolerance: fl
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
     print(
-        f"\n{len(lines) - alone} compared: {count('better')} better, {count('unclear')} not told apart, "
-        f"{count('worse') + count('regression')} worse ({count('regression')} by more than the tolerance of "
-        f"{tolerance:g}); {alone} only one has ({count('lost')} lost by B)"
+        f"\n{len(lines) - alone} compared, p not corrected for their number: {count('better')} better, "
+        f"{count('unclear')} not told apart, {count('worse') + count('regression')} worse ({count('regression')} by "
+        f"more than the tolerance of {tolerance:g}); {alone} only one has ({count('lost')} lost by B)"
     )
     return int(count("regression") + count("lost") > 0)
 
 
 def _load(folder: Path, system: str) -> dict[str, Files]:
     """The score files of a system by domain, in order of names and seeds; those of one domain are of one state."""
+    if not folder.is_dir():
+        raise AnomedError(f"{folder}: no such folder; run this in the project, or give the folder of scores")
     every = [path for path in folder.glob("*/*/*.json") if path.stem.isdecimal()]
     found: dict[str, Files] = {}
     for path in sorted(every, key=lambda path: (path.parent, int(path.stem))):
@@ -90,7 +92,7 @@ def _agree(files: Files, *keys: str) -> None:
             if mine != other:
                 raise AnomedError(
                     f"{path} and {where}: {key} is {mine} and {other}; numbers of the two do not compare: "
-                    "score both anew on the same prepared domain"
+                    "score both anew on the same prepared domain, with the same block `metrics:`"
                 )
 
 
@@ -139,5 +141,5 @@ def _compared(
         verdict = "better" if least > 0 else "unclear"
     said = WORDS.get(verdict, verdict) + (f" (no interval: {reason})" if reason else "")
     interval = "" if reason else f"[{low:+.4f}, {high:+.4f}]"
-    p = "" if tested.p is None else f"{tested.p:.4f}"
+    p = "" if tested.p is None else f"{tested.p:.4f}" if tested.p >= 1e-4 else "<0.0001"
     return Line((*start, f"{difference:+.4f}", interval, p, said), verdict)

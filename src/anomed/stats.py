@@ -13,7 +13,8 @@ import numpy as np
 
 CONFIDENCE = 0.95
 SEED = 0
-FEWEST = 6  # subjects of which an interval is given: of fewer, the outermost replicates cover too seldom
+FEWEST = 8  # subjects of which an interval is given: of fewer, too many miss the truth (docs/intervals.md)
+TINY = 1e-12  # quantile below which no p value looks
 CHUNK = 64  # replicates drawn at a time
 COMPUTABLE = 0.95  # share of the replicates that must have a value for an interval to be given
 
@@ -52,7 +53,7 @@ def interval(replicates: np.ndarray, units: int, value: float | None = None) -> 
     side (the interval LT of Kottas, Kuss and Zapf 2014, BMC Medical Research Methodology 14:26, with the error of the
     bootstrap). Without a value, as for differences, and for 0 and 1: percentiles, taken further out by the same two
     factors, by which they are too narrow with few subjects (Hesterberg 2015, American Statistician 69:371-386, expanded
-    percentiles). Where that is beyond the outermost replicate, and of fewer than six subjects, there is no interval.
+    percentiles). Where that is beyond the outermost replicate, and of fewer than eight subjects, there is no interval.
     """
     from scipy.special import expit, logit, ndtr, stdtrit
 
@@ -78,17 +79,20 @@ def difference(first: np.ndarray, second: np.ndarray, units: int) -> Difference:
     """`second` minus `first`, paired replicates (R,) of two systems over the same subjects.
 
     The p value is twice the quantile at which 0 stands among the replicates, or stands in the other direction, brought
-    back from where `interval` takes its quantiles: below 0.05 where 0 lies outside the interval, and there alone. No
-    p value comes from beyond the outermost replicate, the quantile 1 / (R + 1).
+    back from where `interval` takes its quantiles: below 0.05 where 0 lies outside the interval, and there alone. Where
+    0 lies beyond the outermost replicate, its quantile is that of the normal distribution of their mean and spread.
     """
-    from scipy.special import ndtri, stdtr
+    from scipy.special import ndtr, ndtri, stdtr
 
     both = second.astype(np.float64) - first.astype(np.float64)
     found = interval(both, units)
     if found.reason:
         return Difference(found, None)
     known = np.sort(both[np.isfinite(both)])
-    tail = max(min(_quantile(known), _quantile(-known[::-1]), 0.5), 1 / (len(known) + 1))
+    tail = min(_quantile(known), _quantile(-known[::-1]), 0.5)
+    if tail == 0:
+        spread = max(known.std(), np.finfo(np.float32).eps)  # replicates are stored in float32
+        tail = max(min(float(ndtr(-abs(known.mean()) / spread)), 1 / (len(known) + 1)), TINY)
     return Difference(found, float(2 * stdtr(units - 1, ndtri(tail) * np.sqrt((units - 1) / units))))
 
 

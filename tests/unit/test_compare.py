@@ -28,12 +28,12 @@ def test_every_cell_has_a_line(copied: Any, capsys: pytest.CaptureFixture[str]) 
         f"A: random in {copied.scores}\n"
         f"B: deep_svdd in {copied.scores}\n"
         "\n"
-        "cell                     seeds  A       B       B - A    95 % interval       p       B is\n"
-        "brain_mri.image_auroc ↑  3, 1   0.5000  0.7500  +0.2500  [+0.2500, +0.2500]  0.0130  better\n"
-        "brain_mri.pixel_ap ↑     3, 1   0.1250  0.1250  +0.0000  [+0.0000, +0.0000]  1.0000  not told apart\n"
-        "brain_mri.miss ↓         3, 1   0.5000  0.7500  +0.2500  [+0.2500, +0.2500]  0.0130  worse: REGRESSION\n"
+        "cell                     seeds  A       B       B - A    95 % interval       p        B is\n"
+        "brain_mri.image_auroc ↑  3, 1   0.5000  0.7500  +0.2500  [+0.2500, +0.2500]  <0.0001  better\n"
+        "brain_mri.pixel_ap ↑     3, 1   0.1250  0.1250  +0.0000  [+0.0000, +0.0000]  1.0000   not told apart\n"
+        "brain_mri.miss ↓         3, 1   0.5000  0.7500  +0.2500  [+0.2500, +0.2500]  <0.0001  worse: REGRESSION\n"
         "\n"
-        "3 compared: 1 better, 1 not told apart, 1 worse (1 by more than the tolerance of 0); 0 only one has (0 lost by B)\n"
+        "3 compared, p not corrected for their number: 1 better, 1 not told apart, 1 worse (1 by more than the tolerance of 0); 0 only one has (0 lost by B)\n"
     )
 
 
@@ -158,7 +158,9 @@ def test_a_system_without_scores_is_named(copied: Any, first: str, second: str, 
 
 
 def test_a_baseline_without_scores_is_named(copied: Any, tmp_path: Path) -> None:
-    with pytest.raises(AnomedError, match=rf"^{tmp_path}/none: found no scores of 'random'; known: none$"):
+    with pytest.raises(
+        AnomedError, match=rf"^{tmp_path}/none: no such folder; run this in the project, or give the folder of scores$"
+    ):
         run(copied, "random", "random", baseline=tmp_path / "none")
 
 

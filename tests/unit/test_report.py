@@ -78,7 +78,7 @@ def test_numbers_are_those_of_the_records(finished: Any) -> None:
 
 def test_levels_intervals_and_counts_are_those_of_the_table(finished: Any) -> None:
     text = " ".join(page_of(finished).split())
-    below = "Intervals: 95 % bootstrap over 12 subjects, 1,000 replicates. Counted: "
+    below = "Intervals: 95 % bootstrap over 12 subjects, 1,000 replicates; of so few subjects they hold the truth less often than they say (docs/intervals.md). Counted: "
     for title, counted in (
         ("Images", "5 normal images, 9 abnormal images"),
         ("Pixels", "30,820 normal pixels, 540 abnormal pixels, 9 regions"),

@@ -21,7 +21,7 @@ def test_draws_take_as_many_subjects_as_there_are_and_repeat() -> None:
     np.testing.assert_allclose(many.var(axis=0), 1 - 1 / 12, atol=0.05)
 
 
-@pytest.mark.parametrize("units", [6, 8, 500])
+@pytest.mark.parametrize("units", [8, 30, 500])
 def test_interval_takes_expanded_percentiles(units: int) -> None:
     values = np.random.default_rng(0).permutation(np.linspace(0, 1, 4001))
     tail = norm.cdf(t.ppf(0.025, units - 1) * (units / (units - 1)) ** 0.5)
@@ -58,13 +58,13 @@ def test_interval_stays_among_the_replicates_and_holds_its_value() -> None:
 
 
 def test_no_interval_has_a_reason() -> None:
-    for units in (0, 1, 5):
-        reason = f"{units} of the 6 subjects that an interval needs"
+    for units in (0, 1, 7):
+        reason = f"{units} of the 8 subjects that an interval needs"
         assert stats.interval(np.ones(1000), units) == (None, None, reason)
-    assert stats.interval(np.ones(999), 6).reason is None
-    assert stats.interval(np.ones(100), 6).reason == "100 replicates where 6 subjects need 411"
-    assert stats.interval(np.ones(410), 6).reason is not None
-    assert stats.interval(np.ones(411), 6).reason is None
+    assert stats.interval(np.ones(999), 8).reason is None
+    assert stats.interval(np.ones(100), 8).reason == "100 replicates where 8 subjects need 174"
+    assert stats.interval(np.ones(173), 8).reason is not None
+    assert stats.interval(np.ones(174), 8).reason is None
     values = np.ones(1000)
     values[:50] = np.nan
     assert stats.interval(values, 50) == (1.0, 1.0, None)
@@ -93,7 +93,10 @@ def test_p_counts_the_replicates_on_the_other_side() -> None:
     zero = np.zeros(999)
     many = 1_000_000
     assert stats.difference(zero, zero, many).p == 1.0
-    assert stats.difference(zero, zero + 1, many).p == pytest.approx(2 / 1000, rel=1e-3)
+    noise = np.random.default_rng(0).normal(0, 0.25, 999)
+    beyond = stats.difference(zero, 1.25 + noise, many).p  # five standard deviations, further than any replicate
+    assert beyond == pytest.approx(2 * norm.cdf(-(1.25 + noise.mean()) / noise.std()), rel=1e-3)
+    assert 0 < (stats.difference(zero, zero + 1, many).p or 0) < 1e-11
     one = np.ones(999)
     one[:24] = -1
     assert stats.difference(zero, one, many).p == pytest.approx(
@@ -113,4 +116,5 @@ def test_p_agrees_with_the_interval(units: int) -> None:
         inside = stats.difference(np.full_like(values, end - outwards), values, units).p
         assert (outside or 1) < 0.05 < (inside or 0)
         assert outside == pytest.approx(inside, abs=1e-6)
-    assert (stats.difference(np.zeros(999), np.ones(999), units).p or 0) > 2 / 1000  # nine subjects cannot show less
+    few, lots = (stats.difference(np.zeros(999), np.ones(999), n).p for n in (units, 10_000))
+    assert 0 < (lots or 0) < (few or 0) < 1e-3

@@ -187,8 +187,8 @@ def test_what_could_not_be_tested_is_not_separated(copied: Any) -> None:
     text = (copied.results / "table.md").read_text()
     assert "| random | 3 | 0.1000 ± 0.0000 ≈ [1] | 0.5000 ± 0.0000 [1] |\n" in text
     assert "| label | 2 | **0.9000 ± 0.0000** [1] | 0.5000 ± 0.0000 [1] |\n" in text
-    assert "- [1] no interval: 1 of the 6 subjects that an interval needs\n" in text
-    assert "\n\nIntervals: 95 % bootstrap over 1 subject, 1,000 replicates.\n" in text
+    assert "- [1] no interval: 1 of the 8 subjects that an interval needs\n" in text
+    assert "\n\nIntervals: none, 1 subject of the 8 that they need.\n" in text
 
 
 def test_there_is_one_table_per_domain_and_level(copied: Any) -> None:
@@ -209,8 +209,18 @@ def test_there_is_one_table_per_domain_and_level(copied: Any) -> None:
 
 def test_each_table_says_how_its_intervals_were_made(finished: Any, copied: Any) -> None:
     text, tex = ((finished.results / name).read_text() for name in ("table.md", "table.tex"))
-    assert text.count("\n\nIntervals: 95 % bootstrap over 12 subjects, 1,000 replicates.\n") == 2
-    assert tex.count("\nIntervals: 95 \\% bootstrap over 12 subjects, 1,000 replicates.\n") == 2
+    assert (
+        text.count(
+            "\n\nIntervals: 95 % bootstrap over 12 subjects, 1,000 replicates; of so few subjects they hold the truth less often than they say (docs/intervals.md).\n"
+        )
+        == 2
+    )
+    assert (
+        tex.count(
+            "\nIntervals: 95 \\% bootstrap over 12 subjects, 1,000 replicates; of so few subjects they hold the truth less often than they say (docs/intervals.md).\n"
+        )
+        == 2
+    )
     copied.bootstrap = {"replicates": 1000, "confidence": 0.95, "unit": "image", "units": 1400}
     for system, seeds in copied.seeds.items():
         for seed in seeds:

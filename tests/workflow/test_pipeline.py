@@ -299,10 +299,10 @@ def test_a_toy_metric_is_one_function(copy: Project) -> None:
     done = jobs(copy.snakemake())
     assert {name.partition("/")[0] for name in done} == {"score", "table", "report", "all"}
     row = table(copy)["intensity"]
-    assert 0 < float(row["brain_mri.pixel_youden"]) < 1
-    assert 0 < float(row["brain_mri.pixel_youden_foreground"]) < 1
+    assert 0 < float(row["brain_mri.pixel_informedness"]) < 1
+    assert 0 < float(row["brain_mri.pixel_informedness_foreground"]) < 1
     with np.load(copy.folder / "scores/brain_mri/intensity/0.npz") as arrays:
-        assert np.ptp(arrays["replicates_pixel_youden"][np.isfinite(arrays["replicates_pixel_youden"])]) > 0
+        assert np.ptp(arrays["replicates_pixel_informedness"][np.isfinite(arrays["replicates_pixel_informedness"])]) > 0
     assert "Youden 1950" in (copy.folder / "results/table.md").read_text()
 
 

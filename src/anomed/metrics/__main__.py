@@ -12,7 +12,7 @@ def page() -> str:
         for metric in metrics(level):
             facts = f"{metric.low:g} to {metric.high:g}, {metric.direction} is better, {metric.unit}"
             lines += ["", f"**{metric.label}** (`{metric.identifier({})}`): {facts}."]
-            lines += [metric.described({}), f"Source: {metric.source}."]
+            lines += [metric.described({}), f"Source: {metric.source}.", str(metric.function.__doc__).split("\n\n")[0]]
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,12 @@ from anomed.metrics.histogram import PixelHistogram
 Level = Literal["image", "pixel", "foreground"]
 LEVELS: tuple[Level, ...] = ("image", "pixel", "foreground")
 TITLES = {"image": "Images", "pixel": "Pixels", "foreground": "Pixels of the organ"}
+CALLS = {
+    "image": "Call it with scores and labels, both (N,), or with Counts; `threshold=` is the score from which on an "
+    "image is called abnormal.",
+    "pixel": "Call it with a PixelHistogram or with Counts; `threshold=` is the code from which on a pixel is called "
+    "abnormal.",
+}
 METRICS: dict[str, "Metric"] = {}
 
 
@@ -83,8 +89,8 @@ def metric(
     name: column name. label: for readers. level: what is counted, "image" or "pixel"; a pixel metric is also computed
     on the pixels of the organ alone, under `<name>_foreground`. low, high: range; a value outside is a fault of the
     function (ValueError), rounding up to 1e-9 beyond is cut off. direction: which values are better, "higher" or
-    "lower". definition: one sentence, in which {option} is filled in. source: paper or definition followed. version:
-    counted up when values change.
+    "lower". unit: "fraction" for 0 to 1, which has its own interval, else another word. definition: one sentence, in
+    which {option} is filled in. source: paper or definition followed. version: counted up when values change.
 
     What it returns can be called with Counts, and also with plain data: scores and labels, both (N,), of an image
     metric, a `PixelHistogram` of a pixel metric, either with `threshold=` where the metric needs one. One set of data
@@ -107,6 +113,9 @@ def metric(
 
         if name in METRICS and _place(METRICS[name].function) != _place(function):
             raise ValueError(f"two metrics are called {name!r}: {_place(METRICS[name].function)}, {_place(function)}")
+        if unit == "fraction" and (low, high) != (0, 1):
+            raise ValueError(f"{name}: a fraction goes from 0 to 1, found {low} to {high}; name another unit")
+        checked.__doc__ = f"{inspect.getdoc(function) or definition}\n\n{CALLS[level]}"
         keyword_only = inspect.Parameter.KEYWORD_ONLY
         arguments = inspect.signature(function).parameters.values()
         options = {a.name: a.default for a in arguments if a.kind is keyword_only}
@@ -115,7 +124,7 @@ def metric(
         )
         if level == "pixel":
             inside = f"{definition} Only the pixels of the organ count, and only what lies in it of a lesion."
-            facts = {"name": f"{name}_foreground", "label": f"{label} (organ)", "level": "foreground"}
+            facts = {"name": f"{name}_foreground", "label": f"{label}, organ", "level": "foreground"}
             twin = replace(found, **facts, definition=inside)  # type: ignore[arg-type]
             METRICS[twin.name] = twin
         return checked

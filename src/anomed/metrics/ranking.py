@@ -215,10 +215,10 @@ def pixel_metrics(
             f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
         )
     cut = None if threshold is None else min(max(math.ceil(finite("threshold", threshold)), 0), TOP + 1)
-    masks = [
-        one.astype(bool) if one.dtype.kind in "iu" and not np.any(one > 1) and not np.any(one < 0) else one
-        for one in masks
-    ]
+    for one in masks:
+        if one.dtype.kind not in "biu" or (one.size and (one.max() > 1 or one.min() < 0)):
+            raise AnomedError(f"masks: found {one.dtype} up to {one.max()}, expected bool or 0 and 1; give mask > 0")
+    masks = [one.astype(bool) for one in masks]
     if all(one.dtype.kind == "f" and one.size for one in maps):
         maps = [one.astype(np.float32, copy=False) for one in maps]
         codes, codec = _coded(maps)

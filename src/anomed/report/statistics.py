@@ -10,10 +10,7 @@
      "digest": hash of all this}
 
 Pairs are tested by the bootstrap over subjects; `holm` corrects p over all pairs of the domain and metric,
-`against_best` only over the comparisons of the best system with each other one. Of R replicates no p value is below
-2 / (R + 1), with few subjects none below several times that (12 subjects: 0.013 of 1,000), and the correction
-multiplies it: with 1,000 no pair of eight systems can reach a `holm` of 0.05, with 12 subjects none of four. More
-replicates help.
+`against_best`, which the tables mark values by, only over the comparisons of the best system with each other one.
 Systems without a value stand in `intervals` alone. Values have six decimals, p values six significant digits.
 """
 

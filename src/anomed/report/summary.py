@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
+from anomed import stats
 from anomed.errors import AnomedError
 from anomed.manifest import SPLITS
 from anomed.metrics.declare import TITLES
@@ -23,12 +24,14 @@ COLUMNS = (
     "bootstrap", "data", "manifest_hash", "parameter_hash",
 )  # fmt: skip
 LABELS = ("normal", "abnormal")
+FEW = 20  # subjects below which tables warn that intervals cover too seldom
 ARROWS = {"higher": "↑", "lower": "↓"}
 SIGN = "≈"
 DISCLAIMER = "reproduces no published number"
 LEGEND = (
-    "Values are fractions from 0 to 1, not percent: mean over seeds ± standard deviation (ddof 1; none with one seed), "
-    "and in brackets the bootstrap interval of that mean, seeds held fixed. ↑ higher is better, ↓ lower is better. "
+    "Values are fractions from 0 to 1, not percent, unless a definition says otherwise: mean over seeds ± standard "
+    "deviation (ddof 1; none with one seed), and in brackets the bootstrap interval of that mean, seeds held fixed. ↑ "
+    "higher is better, ↓ lower is better. "
     f"Bold is the best value of its column as printed, controls included; {SIGN} marks values that the paired "
     f"bootstrap does not separate from it (p ≥ {ALPHA}, Holm-corrected over the systems of the column, or no test "
     "possible)."
@@ -224,6 +227,10 @@ def resampling(bootstrap: dict[str, Any]) -> str:
     units, unit = bootstrap["units"], bootstrap["unit"]
     text = f"{100 * bootstrap['confidence']:g} % bootstrap over {_number(units, unit)}"
     text += f", {_number(bootstrap['replicates'], 'replicate')}"
+    if units < stats.FEWEST:
+        return f"none, {_number(units, unit)} of the {stats.FEWEST} that they need"
+    if units < FEW:
+        text += f"; of so few {unit}s they hold the truth less often than they say (docs/intervals.md)"
     if unit == "image":
         text += "; over images: subjects unknown, so intervals are too narrow if a subject has several images"
     return text
