@@ -3,9 +3,9 @@
 Images are counted once per group, a group being the normal or the abnormal images of one subject. A replicate, or a
 part of the data, is a weight per group; its counts are a weighted sum, and `Counts` take many of them at once. Image
 scores stay exact. Pixels are counted on some 6,144 bins of codes, cut at quantiles of the whole set
-(`histogram.bins`), so that its metrics agree with the exact ones to about 1e-4; each run records by how much they
-differ. All numbers added are multiples of one power of 2 and small enough for float64: sums are exact, whatever their
-order.
+(`histogram.bins`), so that its metrics agree with the exact ones to about 1e-4; lesions of few codes lose nothing, and
+each run records by how much they differ. All numbers added are multiples of one power of 2 and small enough for
+float64: sums are exact, whatever their order.
 """
 
 from collections.abc import Callable, Iterable, Mapping

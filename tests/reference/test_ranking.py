@@ -258,16 +258,28 @@ def test_fifty_million_pixels_lose_no_count() -> None:
     counted = PixelHistogram()
     codes, mask = np.zeros((1000, 1000), np.uint16), np.zeros((1000, 1000), bool)
     codes[:100] = np.arange(1000, dtype=np.uint16)[None]
+    codes[200, 0] = 0  # and one pixel apart, so that the count of code 0 is odd in every image
+    codes[200, 1] = 1
     mask[90:100] = True
     for _ in range(50):
         counted.update(codes, mask)
-    assert counted.total[0] == 50 * (900_000 + 100)
+    assert counted.total[0] == 50 * (900_000 - 1 + 100)
+    assert counted.total[1] == 50 * 101
     assert counted.counts().sizes() == {"normal": 49_500_000, "abnormal": 500_000, "regions": 50}
-    # by hand: lesions have every code from 0 to 999 as often; so have 90,000 normals an image, the others have 0
+    # by hand: lesions have every code from 0 to 999 as often; so have 90,000 normals an image, one more has 1, the others 0
     k = np.arange(1000)
-    below = np.where(k == 0, 0, 900_000 + 90 * k)
-    same = np.where(k == 0, 900_090, 90)
+    below = np.where(k == 0, 0, 900_000 + 90 * k) - (k == 1)
+    same = np.where(k == 0, 900_089, np.where(k == 1, 91, 90))
     assert pixel_auroc(counted) == pytest.approx(float(np.mean(below + same / 2)) / 990_000, abs=1e-15)
+
+
+def test_of_equal_thresholds_the_highest_is_chosen() -> None:
+    """Called from 3 on: 1 right of 1, 1 missed, F1 2/3; from 1 on: 2 right of 4, F1 2/3."""
+    counts = of_images([3, 1, 1, 1, 0], [1, 1, 0, 0, 0])
+    assert curves.dice(counts).tolist() == pytest.approx([2 / 3, 2 / 3, 4 / 7])
+    assert curves.best_threshold(counts) == 3
+    mask = np.array([[True, True, False, False, False]])
+    assert curves.best_threshold(histogram([np.array([[3, 1, 1, 1, 0]], np.uint16)], [mask]).counts()) == 3
 
 
 def test_diagonal_neighbours_are_one_region() -> None:

@@ -10,6 +10,7 @@ from tiny_domain import domain, noise, run
 from anomed import bootstrap, counting, stats
 from anomed.counting import Counter
 from anomed.counting_gpu import Regrid
+from anomed.errors import AnomedError
 from anomed.evaluation import Evaluation, evaluate
 from anomed.manifest import Prepared
 from anomed.mapcodes import Codec
@@ -187,7 +188,7 @@ def smooth(kind: str, subjects: int = 40) -> list[PixelHistogram]:
 
 @pytest.mark.parametrize("kind", ["plain", "background", "rare"])
 def test_binned_and_exact_values_agree(kind: str) -> None:
-    parts = smooth(kind)
+    parts = smooth(kind, 200)
     whole = PixelHistogram()
     for part in parts:
         whole.merge(part)
@@ -253,12 +254,12 @@ def test_torch_regrids_to_the_same_codes(kind: str, shape: tuple[int, int]) -> N
     np.testing.assert_array_equal(counted[0].total, counted[1].total)
     np.testing.assert_array_equal(counted[0].overlap, counted[1].overlap)
     assert there.dtype == torch.int32
+    with pytest.raises(AnomedError, match="found the code 65536, expected codes from 0 to 65535"):
+        PixelHistogram().update(there * 0 + 65_536, mask)
 
 
 def test_cuda_on_demand_only(made: tuple[Prepared, Predictions, pd.DataFrame], monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-
-    from anomed.errors import AnomedError
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(AnomedError, match="device cuda: torch sees no CUDA device"):

@@ -112,7 +112,7 @@ def bins(whole: PixelHistogram, threshold: int | None, number: int) -> np.ndarra
     """
     exact = whole.counts(threshold).scores
     assert exact is not None
-    if len(exact) <= 2 * number:
+    if len(exact) <= 4 * number:
         return exact
     parts = [one / max(one.sum(), 1) for one in (whole.total, whole.lesion, whole.overlap)]
     mass = (parts[0] + 2 * parts[1] + parts[2]) * number / 4
