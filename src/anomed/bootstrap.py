@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anomed.metrics.counts import Counts, NotComputable, of_images
+from anomed.metrics.counts import Counts, of_images
 from anomed.metrics.declare import Metric
 from anomed.metrics.histogram import PixelHistogram, bins
 
@@ -77,14 +77,11 @@ class PixelGroups:
 def replicates(
     metrics: Iterable[Metric], counts: Weighted, weights: Iterable[np.ndarray], options: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Values of metrics for each row of the weights, float64 (R,) by name; NaN where there is none. A metric that has
-    none for any weights is left out."""
+    """Values for each row of the weights, float64 (R,) by name, NaN where there is none, of metrics that have one for
+    the whole."""
     found: dict[str, list[np.ndarray]] = {metric.name: [] for metric in metrics}
     for part in weights if found else ():
         counted = counts(part)
         for metric in metrics:
-            try:
-                found[metric.name].append(metric.replicates(counted, options))
-            except NotComputable:
-                found.pop(metric.name, None)
+            found[metric.name].append(metric.replicates(counted, options))
     return {name: np.concatenate(parts) for name, parts in found.items()}

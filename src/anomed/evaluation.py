@@ -63,10 +63,11 @@ def evaluate(table: pd.DataFrame, counter: Counter | None, options: Options, rep
     test["cluster"] = clusters.ngroup()
     owner, subjects = pd.factorize(clusters.size().reset_index().subject_id)
     unit = "image" if (test.subject_id == test.image_id).all() else "subject"
-    parts = {key: Part(int((test.label[rows] == 1).sum())) for key, rows in _parts(test)}
+    members = dict(_parts(test))
+    parts = {key: Part(int((test.label[rows] == 1).sum())) for key, rows in members.items()}
     found = Evaluation(parts, {}, {}, unit, len(subjects))
 
-    levels: dict[Level, ImageGroups | PixelGroups] = {"image": _images(found, valid, test, options)}
+    levels: dict[Level, ImageGroups | PixelGroups] = {"image": _images(found, valid, test, members, options)}
     if counter is not None:
         levels |= _pixels(found, valid, test, counter, options)
     for level, groups in levels.items():
@@ -109,10 +110,12 @@ def _parts(test: pd.DataFrame) -> Iterator[tuple[Key, pd.Series]]:
             yield ("subject", name), ((test.subject_id == name) & (test.label == 1)) | (test.label == 0)
 
 
-def _images(found: Evaluation, valid: pd.DataFrame, test: pd.DataFrame, options: Options) -> ImageGroups:
+def _images(
+    found: Evaluation, valid: pd.DataFrame, test: pd.DataFrame, members: dict[Key, pd.Series], options: Options
+) -> ImageGroups:
     """Fill in the values of level "image"."""
     threshold, uncut = _chosen(of_images(valid.score, valid.label))
-    for key, rows in _parts(test):
+    for key, rows in members.items():
         counts = replace(of_images(test.score[rows], test.label[rows], threshold), uncut=uncut)
         _fill(found, key, "image", counts, options)
     return ImageGroups(test.score.to_numpy(), test.label.to_numpy(), test.cluster.to_numpy(), threshold)

@@ -8,8 +8,8 @@ metrics {"normal", "abnormal"} pixels, "regions", and "excluded", the test image
 is unknown. Level "foreground" counts the pixels of the organ alone and is there where the domain has one.
 
 `bootstrap` says how intervals were made. `breakdowns` holds parts of the abnormal images, each against all normal
-ones: by pathology and lesion size exactly, by subject (where subjects have several images) on the bins of the
-bootstrap. Curves and the replicates of every metric stand in the .npz beside the records.
+ones: by pathology, by lesion size and, where subjects have several, by subject. Curves and the replicates of every
+metric stand in the .npz beside the records.
 """
 
 from dataclasses import asdict
@@ -23,7 +23,7 @@ import pandas as pd
 from anomed import records, stats
 from anomed.counting import Counter
 from anomed.errors import AnomedError
-from anomed.evaluation import Evaluation, Part, evaluate
+from anomed.evaluation import Evaluation, evaluate
 from anomed.manifest import Prepared
 from anomed.metrics import ranking
 from anomed.metrics.declare import LEVELS, Metric, metrics
@@ -68,7 +68,9 @@ def score(run: Path, data: Path, parameters: dict[str, Any], out: Path, device: 
             if part.values.setdefault(metric.name, None) is None:
                 part.reasons.setdefault(metric.name, str(obstacle))
     facts["records"] = [_record(metric, found, test, obstacle, options) for metric in here]
-    facts["breakdowns"] = [_breakdown(*key, part) for key, part in found.parts.items() if key[0]]
+    facts["breakdowns"] = [
+        {"by": by, "group": group, **asdict(part)} for (by, group), part in found.parts.items() if by
+    ]
     records.write_card(out, facts)
 
 
@@ -155,7 +157,3 @@ def _record(
         "source": metric.source,
         "version": metric.version,
     }
-
-
-def _breakdown(by: str, group: str, part: Part) -> dict[str, Any]:
-    return {"by": by, "group": group, **asdict(part)}

@@ -63,14 +63,14 @@ def interval(replicates: np.ndarray, units: int, value: float | None = None) -> 
     if len(known) < COMPUTABLE * len(replicates) or not len(known):
         missing = f"{len(replicates) - len(known)} of {len(replicates)} replicates"
         return Interval(None, None, f"too few subjects: {missing} have no value")
-    tail = float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - CONFIDENCE) / 2)))
+    reach = np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 + CONFIDENCE) / 2)  # in standard errors
+    tail = float(ndtr(-reach))
     if tail * (len(known) + 1) <= 1:
         return Interval(None, None, f"{len(known)} replicates where {units} subjects need {int(1 / tail)}")
     if value is None or not 0 < value < 1:
         low, high = np.quantile(known, (tail, 1 - tail))
         return Interval(float(low), float(high), None)
-    half = np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 + CONFIDENCE) / 2)
-    half *= known.std() / (value * (1 - value))
+    half = reach * known.std() / (value * (1 - value))
     low, high = expit(logit(value) - half), expit(logit(value) + half)
     return Interval(float(max(low, min(known.min(), value))), float(min(high, max(known.max(), value))), None)
 

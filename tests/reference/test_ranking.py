@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flood import regions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -77,21 +78,6 @@ def found_at(scores: np.ndarray, labels: np.ndarray, rate: float) -> float:
     if rate in false:
         return float(true[false == rate].max())
     return float(np.interp(rate, false, true))
-
-
-def regions(mask: np.ndarray) -> list[set[tuple[int, int]]]:
-    """8-connected regions, by flood fill."""
-    left, found = {(int(y), int(x)) for y, x in np.argwhere(mask)}, []
-    while left:
-        edge, region = [left.pop()], set()
-        while edge:
-            y, x = edge.pop()
-            region.add((y, x))
-            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
-            left -= near
-            edge += near
-        found.append(region)
-    return found
 
 
 def per_region(maps: list[np.ndarray], masks: list[np.ndarray], limit: float) -> float:

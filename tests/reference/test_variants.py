@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flood import regions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -21,21 +22,6 @@ Point = tuple[Fraction, Fraction]
 
 
 # --- brute force, each from its description -----------------------------------------------------------------------------
-
-
-def regions(mask: np.ndarray) -> list[list[tuple[int, int]]]:
-    """8-connected regions, by flood fill."""
-    left, found = {(int(y), int(x)) for y, x in np.argwhere(mask)}, []
-    while left:
-        edge, region = [left.pop()], []
-        while edge:
-            y, x = edge.pop()
-            region.append((y, x))
-            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
-            left -= near
-            edge += near
-        found.append(region)
-    return found
 
 
 def point(called: list[np.ndarray], masks: list[np.ndarray]) -> Point:

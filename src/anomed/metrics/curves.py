@@ -1,7 +1,7 @@
 """Rank statistics of counts per score: AUROC, AP, AUPRO, Dice, sensitivity, and the curves behind them.
 
-Statistics take `Counts` with any leading axes and return float64 of those axes, NaN where a class is absent. Ties are
-exact: items of equal score cross a threshold together.
+Statistics take `Counts` with any leading axes and return float64 of those axes. They are defined where both classes
+occur; `declare` gives a reason or NaN elsewhere. Ties are exact: items of equal score cross a threshold together.
 """
 
 import numpy as np
@@ -27,8 +27,7 @@ def average_precision(counts: Counts) -> np.ndarray:
     if counts.merged is not None:
         half = 0.5 * counts.merged[::-1]
         true, called = true - half * step, called - half * (step + counts.normal[..., ::-1])
-    found = np.sum(step * _ratio(true, called, 0.0), axis=-1)
-    return np.where(counts.false[..., -1] > 0, _ratio(found, counts.true[..., -1]), np.nan)
+    return _ratio(np.sum(step * _ratio(true, called, 0.0), axis=-1), counts.true[..., -1])
 
 
 def mirrored(counts: Counts) -> Counts:
@@ -53,16 +52,13 @@ def sensitivity(counts: Counts, rate: float) -> np.ndarray:
 
 def dice(counts: Counts) -> np.ndarray:
     """Dice (F1) at every threshold, falling: (..., K)."""
-    called = counts.true + counts.false
-    return _ratio(2 * counts.true, counts.true[..., -1:] + np.where(counts.true[..., -1:] > 0, called, 0))
+    return _ratio(2 * counts.true, counts.true[..., -1:] + counts.true + counts.false)
 
 
 def dice_at_cut(counts: Counts, cut: int) -> np.ndarray:
     """Dice when all from place `cut` on is called abnormal; at K nothing is, which is 0."""
     places = counts.normal.shape[-1]
-    if cut < places:
-        return dice(counts)[..., places - 1 - cut]
-    return np.where(counts.true[..., -1] > 0, 0.0, np.nan)
+    return dice(counts)[..., places - 1 - cut] if cut < places else np.zeros(counts.normal.shape[:-1])
 
 
 def best_threshold(counts: Counts) -> float:

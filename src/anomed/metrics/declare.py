@@ -81,10 +81,10 @@ def metric(
     """Decorator that makes a function a metric; nothing else is needed to have it computed, with its interval, and in
     the table.
 
-    The function takes `counts.Counts` with any leading axes and returns an array of those axes, NaN where a class is
-    absent; `curves` has the usual parts. It is called only where both classes occur, and raises NotComputable with the
-    reason when there is no value for another cause. Its keyword-only arguments are filled from the block `metrics:` of
-    params.yaml.
+    The function takes `counts.Counts` with any leading axes and returns an array of those axes; `curves` has the usual
+    parts. What it returns where a class is absent is not looked at: one set of counts has no value then, of several it
+    is NaN. It raises NotComputable with the reason when there is no value for another cause. Its keyword-only arguments
+    are filled from the block `metrics:` of params.yaml.
 
     name: column name. label: for readers. level: what is counted, "image" or "pixel"; a pixel metric is also computed
     on the pixels of the organ alone, under `<name>_foreground`. low, high: range; a value outside is a fault of the

@@ -1,5 +1,6 @@
 """Counting pixels: one histogram over map codes carries every pixel metric."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,16 +53,13 @@ class PixelHistogram:
 
     def _lesions(self, codes: Any, mask: np.ndarray) -> None:
         """Of one image. Added pixel by pixel, so that batches of any size give the same sums."""
-        from scipy.ndimage import label
-
         rows = np.flatnonzero(mask.any(axis=1))
         if not rows.size:
             return
         codes, mask = codes[rows[0] : rows[-1] + 1], mask[rows[0] : rows[-1] + 1]
         columns = np.flatnonzero(mask.any(axis=0))
         codes, mask = codes[:, columns[0] : columns[-1] + 1], mask[:, columns[0] : columns[-1] + 1]
-        numbered, regions = label(mask, REGIONS)
-        region = numbered[mask]
+        region, regions = labelled(mask)
         hit = (codes if isinstance(codes, np.ndarray) else codes.cpu().numpy())[mask]
         np.add.at(self.lesion, hit, 1)
         np.add.at(self.overlap, hit, 1 / np.bincount(region)[region])
@@ -96,6 +94,23 @@ class PixelHistogram:
         cut = None if threshold is None else int(np.searchsorted(starts, threshold))
         merged = several if several.any() else None
         return Counts(total - lesion, lesion, overlap, cut, item="pixel", scores=starts, merged=merged)
+
+
+def labelled(mask: np.ndarray) -> tuple[np.ndarray, int]:
+    """Of each lesion pixel of a mask, bool H x W, in reading order, the number of its region (8-connected, from 1 on),
+    and how many regions there are."""
+    from scipy.ndimage import label
+
+    numbered, regions = label(mask, REGIONS)
+    return numbered[mask], regions
+
+
+def paired(maps: Sequence[Any], masks: Sequence[Any]) -> None:
+    """Raises AnomedError unless there is one mask for each of at least one map."""
+    if len(maps) != len(masks) or not len(maps):
+        raise AnomedError(
+            f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
+        )
 
 
 def _starts(begins: np.ndarray, threshold: int | None) -> np.ndarray:

@@ -22,7 +22,7 @@ from anomed.mapcodes import TOP, Codec, stride
 from anomed.metrics import curves
 from anomed.metrics.counts import Counts, NotComputable, finite, of_images
 from anomed.metrics.declare import Level, metric, metrics
-from anomed.metrics.histogram import PixelHistogram
+from anomed.metrics.histogram import PixelHistogram, paired
 
 __all__ = ["Counts", "NotComputable", "PixelHistogram", "metrics", "pixel_metrics"]
 MANN_WHITNEY = "Hanley and McNeil 1982, Radiology 143:29-36"
@@ -210,10 +210,7 @@ def pixel_metrics(
     than 2e-4 of AUROC or AP (on some million pixels): scores that lie so close together need other units.
     """
     maps, masks = [np.asarray(one) for one in maps], [np.asarray(one) for one in masks]
-    if len(maps) != len(masks) or not len(maps):
-        raise AnomedError(
-            f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
-        )
+    paired(maps, masks)
     cut = None if threshold is None else min(max(math.ceil(finite("threshold", threshold)), 0), TOP + 1)
     for one in masks:
         if one.dtype.kind not in "biu" or (one.size and (one.max() > 1 or one.min() < 0)):
@@ -232,7 +229,8 @@ def pixel_metrics(
     if codes is not maps:
         _check(maps, codes, masks)
     options = {"aupro_limit": aupro_limit, "sensitivity_fpr": sensitivity_fpr}
-    return {found.name: found.evaluate(histogram.counts(cut), options)[0] for found in metrics("pixel")}
+    counts = histogram.counts(cut)
+    return {found.name: found.evaluate(counts, options)[0] for found in metrics("pixel")}
 
 
 def points(counts: Counts, level: Level) -> dict[str, np.ndarray]:
@@ -261,17 +259,20 @@ def _cut(counts: Counts) -> int:
     return counts.cut
 
 
+def _sample(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Some million pixels at most, the same ones of arrays of equal shapes."""
+    step = stride(sum(one.size for one in arrays), math.prod({one.size for one in arrays}))
+    return np.concatenate([one.ravel()[::step] for one in arrays])
+
+
 def _coded(maps: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Codec]:
-    step = stride(sum(one.size for one in maps), math.prod({one.size for one in maps}))
-    sample = np.concatenate([one.ravel()[::step] for one in maps])
-    codec = Codec.fit(sample, min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
+    codec = Codec.fit(_sample(maps), min(float(one.min()) for one in maps), max(float(one.max()) for one in maps))
     return [codec.encode(one) for one in maps], codec
 
 
 def _check(maps: Sequence[np.ndarray], codes: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> None:
     """Raises AnomedError when the codes lose too much of the order of the scores."""
-    step = stride(sum(one.size for one in maps), math.prod({one.size for one in maps}))
-    before, after, labels = (np.concatenate([one.ravel()[::step] for one in part]) for part in (maps, codes, masks))
+    before, after, labels = map(_sample, (maps, codes, masks))
     if labels.all() or not labels.any():
         return
     lost = curves.loss(of_images(before, labels), of_images(after, labels))

@@ -16,7 +16,8 @@ import numpy as np
 
 from anomed import images
 from anomed.errors import AnomedError
-from anomed.metrics.declare import NotComputable
+from anomed.metrics.counts import NotComputable
+from anomed.metrics.histogram import labelled, paired
 
 Arrays = Sequence[np.ndarray]
 STEPS = 200
@@ -229,20 +230,14 @@ def _without(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.unique(scores[values[near] != scores])
 
 
-def _label(mask: np.ndarray) -> np.ndarray:
-    from scipy.ndimage import label
-
-    return label(mask, np.ones((3, 3), int))[0][mask]
-
-
 def _weights(mask: np.ndarray) -> np.ndarray:
     """1 / area of its region for every lesion pixel, row by row."""
-    region = _label(mask)
+    region, _ = labelled(mask)
     return 1 / np.bincount(region)[region]
 
 
 def _regions(scores: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
-    region = _label(mask)
+    region, _ = labelled(mask)
     ends = np.cumsum(np.bincount(region, minlength=1)[1:])
     yield from np.split(scores[mask][np.argsort(region, kind="stable")], ends)[:-1]
 
@@ -250,10 +245,7 @@ def _regions(scores: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
 def _check(maps: Arrays, masks: Arrays, limit: float) -> None:
     if not 0 < limit <= 1:
         raise AnomedError(f"found the limit {limit}, expected a false positive rate above 0 and at most 1")
-    if len(maps) != len(masks) or not len(maps):
-        raise AnomedError(
-            f"found {len(maps)} maps and {len(masks)} masks, expected one mask for each of at least one map"
-        )
+    paired(maps, masks)
     for number, (one, mask) in enumerate(zip(maps, masks, strict=True)):
         if one.ndim != 2 or one.shape != mask.shape or mask.dtype != bool or not one.size:
             raise AnomedError(

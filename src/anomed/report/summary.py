@@ -225,10 +225,10 @@ def together(rows: list[dict[str, Any]], key: str) -> str:
 def resampling(bootstrap: dict[str, Any]) -> str:
     """How intervals were made, in one clause."""
     units, unit = bootstrap["units"], bootstrap["unit"]
-    text = f"{100 * bootstrap['confidence']:g} % bootstrap over {_number(units, unit)}"
-    text += f", {_number(bootstrap['replicates'], 'replicate')}"
     if units < stats.FEWEST:
         return f"none, {_number(units, unit)} of the {stats.FEWEST} that they need"
+    text = f"{100 * bootstrap['confidence']:g} % bootstrap over {_number(units, unit)}"
+    text += f", {_number(bootstrap['replicates'], 'replicate')}"
     if units < FEW:
         text += f"; of so few {unit}s they hold the truth less often than they say (docs/intervals.md)"
     if unit == "image":
