@@ -1,10 +1,13 @@
 """Options and paths shared by all tests."""
 
+import locale
 import os
 from pathlib import Path
 
 import pytest
 from paths import ROOT
+
+LOCALE = locale.setlocale(locale.LC_ALL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,3 +28,9 @@ def real_data() -> Path:
     if not (path / "layout.py").exists():
         pytest.skip(f"no real images at {path}; set ANOMED_REAL_DATA")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _locale() -> None:
+    """SimpleITK's DICOM writer, with which fixtures make series, leaves the process in a locale of ASCII text files."""
+    locale.setlocale(locale.LC_ALL, LOCALE)
