@@ -43,8 +43,13 @@ except AnomedError as error:
 
 # Without its provenance records Snakemake sees no edit of a parameter or of code, and would keep stale results.
 if workflow.is_main_process and not any(Path(".snakemake/metadata").glob("*")):
+    # (Volumes carry their own: a job looks at what each was made from. See shard.py.)
     if made := [
-        name for name in MADE if any(p.is_file() for p in Path(name).rglob("*"))
+        name
+        for name in MADE
+        if any(
+            p.is_file() and not p.match("_spatial/*/*/*") for p in Path(name).rglob("*")
+        )
     ]:
         raise WorkflowError(
             f"{', '.join(made)} exist, but .snakemake/metadata does not, so nobody can tell what they were made from. "

@@ -10,7 +10,14 @@ _PARAMS: dict[str, Any] = {
         "seeds": [0, 1, 2],
         "device": "auto",
     },
-    "domains": {"brain_mri": {"source": "embedded"}},
+    "domains": {"brain_mri": {"source": "embedded", "preprocess": "head"}},
+    "preprocess": {
+        "head": {
+            "spatial": ["skull_strip", "bias_field", {"register": {"spacing": 2}}],
+            "intensity": [{"z_score": {"window": [-3, 5]}}],
+            "slices": {"start": 0, "stop": 42, "step": 6, "min_lesion_mm2": 40},
+        }
+    },
     "methods": {
         "random": {"implementation": "controls.random"},
         "constant": {"implementation": "controls.constant"},

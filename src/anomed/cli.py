@@ -15,10 +15,29 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic matrix products on CUDA
 
 
-def _prepare(args: argparse.Namespace) -> None:
+def _images(args: argparse.Namespace) -> None:
     from anomed.prepare import prepare
 
     prepare(args.domain, args.params, args.root, args.work, args.out, args.problems)
+
+
+def _spatial(args: argparse.Namespace) -> None:
+    from anomed.preprocess.shard import spatial
+
+    files = {name: Path(path) for name, path in args.files.items()}
+    spatial(args.domain, args.params, files, args.root, args.work, args.out, args.shard, args.problems)
+
+
+def _intensity(args: argparse.Namespace) -> None:
+    from anomed.preprocess.slicing import intensity
+
+    intensity(args.domain, args.params, args.root, args.work, args.volumes, args.out, args.problems)
+
+
+def _volume(args: argparse.Namespace) -> None:
+    from anomed.preprocess.single import volume
+
+    volume(args.image, args.out, args.steps, args.label, args.organ)
 
 
 def _fit(args: argparse.Namespace) -> None:
@@ -78,6 +97,13 @@ def _json(text: str) -> dict[str, Any]:
     return value
 
 
+def _shard(text: str) -> tuple[int, int]:
+    index, _, number = text.partition("-of-")
+    if not (index.isdecimal() and number.isdecimal() and int(index) < int(number)):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected <i>-of-<n> with i from 0 to n - 1, as in 0-of-4")
+    return int(index), int(number)
+
+
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer from 0 to {2**32 - 1}")
@@ -106,9 +132,9 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(handler: Any, summary: str) -> argparse.ArgumentParser:
+    def command(handler: Any, summary: str, group: Any = commands) -> argparse.ArgumentParser:
         name = handler.__name__.removeprefix("_")
-        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub = group.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         sub.set_defaults(handler=handler)
         return sub
 
@@ -121,17 +147,42 @@ def parser() -> argparse.ArgumentParser:
         "help": "auto: CUDA if the job sees it",
     }
 
-    sub = command(_prepare, "turn a domain's raw data into a prepared domain")
-    sub.add_argument("domain", help="its key in params.yaml")
+    text = "turn raw data into a prepared domain, or one volume into a preprocessed one"
+    parts = commands.add_parser("prepare", help=text, description=text, allow_abbrev=False)
+    kinds = parts.add_subparsers(required=True, metavar="WHAT")
+    for handler, text in (
+        (_images, "a domain whose source gives images"),
+        (_spatial, "one shard of a domain whose source gives volumes: mask, register; one folder a volume"),
+        (_intensity, "grey levels and slices of what `spatial` left: the prepared domain"),
+    ):
+        sub = command(handler, text, kinds)
+        sub.add_argument("domain", help="its key in params.yaml")
+        if handler is _spatial:
+            sub.add_argument("shard", type=_shard, help="for example 0-of-4")
+            sub.add_argument(
+                "--files", type=_json, required=True, metavar="JSON", help="files that the chain reads, by name"
+            )
+        sub.add_argument(
+            "--params", type=_json, required=True, metavar="JSON", help="the domain's block, defaults filled in"
+        )
+        sub.add_argument(
+            "--root", type=_path, metavar="PATH", help="folder or zip of the raw data, for sources that read one"
+        )
+        folder(sub, "--work", "scratch folder", default=Path("work"))
+        if handler is _intensity:
+            folder(sub, "--volumes", "what `spatial` wrote")
+        folder(sub, "--out", "folder to write")
+        sub.add_argument(
+            "--problems", type=Path, required=True, metavar="CSV", help="where problems are listed, if any"
+        )
+    sub = command(_volume, "one volume through any steps of a chain", kinds)
+    sub.add_argument("image", type=Path, help="NIfTI, NRRD or MetaImage file, or the folder of a DICOM series")
+    sub.add_argument("out", type=Path, help=".nii.gz to write; label, organ and transform go beside it")
     sub.add_argument(
-        "--params", type=_json, required=True, metavar="JSON", help="the domain's block, defaults filled in"
+        "--steps", required=True, metavar="LIST", help="for example 'skull_strip, register: {spacing: 2}, z_score'"
     )
-    sub.add_argument(
-        "--root", type=_path, metavar="PATH", help="folder or zip of the raw data, for sources that read one"
-    )
-    folder(sub, "--work", "scratch folder", default=Path("work"))
-    folder(sub, "--out", "prepared domain to write")
-    sub.add_argument("--problems", type=Path, required=True, metavar="CSV", help="where problems are listed, if any")
+    sub.add_argument("--label", type=Path, metavar="PATH", help="a mask of the lesions, moved along")
+    sub.add_argument("--organ", type=Path, metavar="PATH", help="a mask of the brain or organ")
 
     sub = command(_fit, "train a method on a domain's normal images")
     sub.add_argument("system", help="the row's name in the table")

@@ -21,6 +21,9 @@ PACKAGES = (
     "torch",
     "torchvision",
     "timm",
+    "monai",
+    "SimpleITK",
+    "deepbet",
     "nibabel",
     "nilearn",
     "numpy",
@@ -52,7 +55,7 @@ def doctor(config: Path) -> int:
         section(str(config), [("missing", "parameters", line) for line in str(error).splitlines()])
         return faults
     section("data", [_domain(plan, name) for name in plan.domains])
-    section("weights", _weights(plan) or [("ok", "none", "no listed system needs any")])
+    section("weights", _weights(plan) or [("ok", "none", "nothing listed needs any")])
     return faults
 
 
@@ -109,6 +112,13 @@ def _wanted(plan: Plan, name: str) -> str:
 
 def _weights(plan: Plan) -> list[tuple[str, str, str]]:
     rows = []
+    for domain in plan.volumetric:
+        try:
+            files = plan.chain_files(domain)
+        except AnomedError as error:
+            rows.append(("missing", domain, str(error)))
+            continue
+        rows += [("ok", f"{domain}: {name}", f"sha256 {records.digest_file(files[name])[:16]}") for name in files]
     for system in plan.systems:
         for name, path in plan.weights(system).items():
             found = path.exists()

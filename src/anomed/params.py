@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 from anomed import plugins
 from anomed.detect import Detector
 from anomed.errors import AnomedError
+from anomed.preprocess.chain import Chain
 from anomed.settings import Settings, check, nearest
 
 # Keys of blocks become file names and wildcards.
@@ -60,6 +61,8 @@ class Domain(Settings):
     size: int = Field(default=224, ge=32, le=2048)
     root: str | None = None
     release: Literal["official"] | None = None
+    preprocess: Name | None = None
+    shards: int | None = Field(default=None, ge=1, le=10_000)
 
 
 class Method(Settings):
@@ -82,6 +85,7 @@ class Top(Settings):
     run: Run
     domains: dict[Name, dict[str, Any] | None] = Field(default_factory=dict)
     methods: dict[Name, dict[str, Any] | None] = Field(default_factory=dict)
+    preprocess: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     metrics: Metrics = Field(default_factory=Metrics)
 
 
@@ -95,6 +99,7 @@ class Params:
         top = check(Top, dict(config), "")
         self.run: Run = top.run
         self.metrics = top.metrics.model_dump()
+        self.chains = {name: Chain(block, f"preprocess.{name}") for name, block in top.preprocess.items()}
         self.domains: dict[str, Domain] = {}
         self.domain_blocks: dict[str, dict[str, Any]] = {}
         self.methods: dict[str, type[Detector]] = {}
@@ -118,9 +123,26 @@ class Params:
             found = "nothing" if domain.root is None else repr(domain.root)
             hint = "reads files: give their folder or zip" if source.needs_root else "reads no files: remove the key"
             raise AnomedError(f"{where}.root: found {found}, but source {domain.source!r} {hint}")
+        self._check_chain(where, domain, source(name, options, None, Path()).volumetric)
         self.domains[name] = domain
         # a path is not content: `root` enters no hash, the fingerprint of what lies there does (plan.py)
-        self.domain_blocks[name] = {**domain.model_dump(exclude={"root"}), **options.model_dump()}
+        block = domain.model_dump(exclude={"root", "shards", "preprocess"})
+        if domain.preprocess:
+            block["preprocess"] = self.chains[domain.preprocess].canonical()
+        self.domain_blocks[name] = {**block, **options.model_dump()}
+
+    def _check_chain(self, where: str, domain: Domain, volumetric: bool) -> None:
+        """Volumes need a chain; images have none."""
+        key, source = f"{where}.preprocess", domain.source
+        if not volumetric:
+            for name in ("preprocess", "shards"):
+                if getattr(domain, name) is not None:
+                    raise AnomedError(f"{where}.{name}: source {source!r} gives images, not volumes; remove the key")
+        elif domain.preprocess is None:
+            raise AnomedError(f"{key}: missing; source {source!r} gives volumes: name one of {_keys(self.chains)}")
+        elif domain.preprocess not in self.chains:
+            name = domain.preprocess
+            raise AnomedError(f"{key}: {name!r} has no block under `preprocess:`{nearest(name, self.chains)}")
 
     def _add_method(self, name: str, block: dict[str, Any]) -> None:
         where = f"methods.{name}"
@@ -131,6 +153,10 @@ class Params:
         parameters = check(method.Params, rest, where, also=Method.model_fields)
         self.methods[name] = method
         self.method_blocks[name] = {"implementation": implementation, **parameters.model_dump()}
+
+
+def _keys(blocks: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(blocks)) or "the blocks of `preprocess:` (there is none)"
 
 
 def _plugin(kind: str, name: str, where: str) -> Any:

@@ -16,6 +16,7 @@ from anomed.params import Params, read
 PREPARED = Path("data/prepared")
 WORK = Path("work")
 CARDS = Path("data/cards")
+SHARDS = 2  # of a domain of volumes, unless its block says otherwise
 __all__ = ["MADE", "TABLES", "Plan", "Run", "read"]
 MADE = ("data/prepared", "models", "runs", "scores", "results")  # what DVC records, with .snakemake/metadata
 TABLES = (
@@ -50,7 +51,7 @@ class Plan:
     def check(self) -> None:
         """Raises AnomedError when raw data or weights that a listed run needs are missing."""
         for domain in self.domains:
-            self.prepare_params(domain)
+            self.prepare_params(domain)  # of a domain of volumes: the files of its chain as well
             self.card(domain)
         for system in self.systems:
             self.fit_params(system)
@@ -78,9 +79,42 @@ class Plan:
         root = self.params.domains[domain].root
         return os.path.expanduser(root) if root else ""  # noqa: PTH111  leaves an unknown ~user as it is
 
+    @property
+    def volumetric(self) -> list[str]:
+        """The domains whose source gives volumes: rules `spatial` and `intensity` prepare them, not `images`."""
+        return [name for name in self.domains if self.params.domains[name].preprocess]
+
+    def shards(self, domain: str) -> list[str]:
+        """Names of the shards of a domain of volumes: how many changes no result."""
+        number = self.params.domains[domain].shards or SHARDS
+        return [f"{index}-of-{number}" for index in range(number)]
+
     @cache  # noqa: B019  one plan per process
     def prepare_params(self, domain: str) -> str:
-        return records.canonical({**self.params.domain_blocks[domain], "fingerprint": self._fingerprint(domain)})
+        """All that a prepared domain is made from."""
+        return records.canonical(self._prepare(domain))
+
+    @cache  # noqa: B019
+    def spatial_params(self, domain: str) -> str:
+        """What the volumes of a domain are made from: grey levels and slices do not move a voxel."""
+        block = {
+            key: value for key, value in self._prepare(domain).items() if key not in ("size", "release", "preprocess")
+        }
+        return records.canonical({**block, "spatial": self.params.domain_blocks[domain]["preprocess"]["spatial"]})
+
+    def _prepare(self, domain: str) -> dict[str, Any]:
+        block = {**self.params.domain_blocks[domain], "fingerprint": self._fingerprint(domain)}
+        if domain in self.volumetric:
+            block["files"] = {name: records.digest_file(path) for name, path in self.chain_files(domain).items()}
+        return block
+
+    def chain_files(self, domain: str) -> dict[str, Path]:
+        """The files outside the project that a domain's chain reads. Raises AnomedError when one is missing."""
+        return self.params.chains[str(self.params.domains[domain].preprocess)].files()
+
+    def chain_paths(self, domain: str) -> str:
+        """The same as JSON for the command line."""
+        return records.canonical({name: str(path) for name, path in self.chain_files(domain).items()})
 
     def _fingerprint(self, domain: str) -> str:
         """Identity of the raw data; once prepared, they may be gone (a clone with pulled results needs no raw data)."""
@@ -90,7 +124,7 @@ class Plan:
             card = PREPARED / domain / "card.json"
             if not os.path.exists(self.root(domain)) and card.exists():  # noqa: PTH110  never raises
                 made = dict(records.read_card(card, "parameters")["parameters"])
-                fingerprint = made.pop("fingerprint", "")
+                fingerprint, _ = made.pop("fingerprint", ""), made.pop("files", None)
                 if made == self.params.domain_blocks[domain]:
                     print(f"warning: domains.{domain}: {error}; going on with what is prepared", file=sys.stderr)
                     return str(fingerprint)
@@ -129,9 +163,10 @@ class Plan:
         """
         domains = {name: [self.prepare_params(name), self.card(name)] for name in self.domains}
         systems = {name: self.score_params(name) for name in self.systems}
-        files = {file for name in self.domains for file in self.code("prepare", domain=name)}
+        steps = {name: ("spatial", "intensity") if name in self.volumetric else ("images",) for name in self.domains}
+        files = {file for name, commands in steps.items() for step in commands for file in self.code(step, domain=name)}
         files |= {file for name in self.systems for step in ("fit", "predict") for file in self.code(step, system=name)}
-        code = {file: records.digest_file(sources.ROOT.parents[1] / file) for file in {*files, *self.code("score")}}
+        code = {file: records.digest_file(sources.PROJECT / file) for file in {*files, *self.code("score")}}
         return records.digest({"domains": domains, "systems": systems, "code": code})
 
     def torch_threads(self, system: str) -> int:

@@ -1,20 +1,20 @@
 """The prepare command: a domain source's cases, checked one by one, become a prepared domain (contract 1)."""
 
 import collections
-import io
 import re
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from pydantic import Field
 
-from anomed import cards, console, manifest, plugins, records
+from anomed import cards, console, manifest, plugins, problems, records
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
 from anomed.manifest import Case, CaseProblem, Pixels, Writer
 from anomed.settings import Settings, check
+
+OURS = "|".join(map(re.escape, (*manifest.FILES, "card.json", "qc.html")))  # what may stand in a prepared domain
 
 
 class Block(Settings):
@@ -26,61 +26,73 @@ class Block(Settings):
     fingerprint: str
 
 
-def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Path, out: Path, problems: Path) -> None:
-    """Read every case of a domain and write `out` whole, or nothing.
+def prepare(domain: str, parameters: dict[str, Any], root: Path | None, work: Path, out: Path, listing: Path) -> None:
+    """Read every image of a domain and write `out` whole, or nothing.
 
     parameters: the domain's block with `fingerprint` (see plan.py). root: the raw data. work: scratch folder.
-    problems: where the list of problems goes. Raises AnomedError when a problem is not one that the domain's card
+    listing: where problems are listed. Raises AnomedError when a problem is not one that the domain's card
     lists with its exact count for an official release.
     """
     common = {key: value for key, value in parameters.items() if key in Block.model_fields}
     block = check(Block, common, "--params")
     cls = plugins.load("domains", block.source)
     rest = {key: value for key, value in parameters.items() if key not in common}
-    options = check(cls.Options, rest, "--params", also=Block.model_fields)
-    source: Source = cls(domain, options, root, work)
-    official = block.release == "official"
+    source: Source = cls(domain, check(cls.Options, rest, "--params", also=Block.model_fields), root, work)
+    with records.atomic_dir(out, OURS) as partial:
+        build(partial, block, source, source.cases(), source.has_foreground, parameters, listing, {})
+
+
+def build(
+    folder: Path, block: Block, source: Source, cases: list[Case], has_foreground: bool, parameters: dict[str, Any],
+    listing: Path, facts: dict[str, Any],
+) -> None:  # fmt: skip
+    """Check the cases of a domain one by one and write them into the empty `folder`, with its card.
+
+    parameters: what all was made from, for the card; facts: what else the card says. listing: where problems are
+    listed. Raises AnomedError as `prepare` does.
+    """
+    domain, official = source.domain, block.release == "official"
     card = cards.load(domain, Path("data/cards"))
     entry = card.sources.get(block.source) if card else None
     if official and entry is None:
         raise AnomedError(f"domains.{domain}: release is official, but data/cards/{domain}.yaml does not describe it")
-    with records.atomic_dir(out, "|".join(map(re.escape, (*manifest.FILES, "card.json")))) as partial:
-        cases = manifest.ordered(source.cases())
-        if not cases:
-            raise AnomedError(f"{root}: source {block.source!r} found no image there for domain {domain!r}")
-        found = [*source.problems, *_clashes(cases)]
-        writer = Writer(partial, block.size, source.colour, source.has_masks, len(cases), source.has_foreground)
-        seen: dict[str, Case] = {}
-        written: set[str] = set()
-        for case in console.track(cases, f"prepare {domain}"):
-            if case.image_id in written:
-                continue  # already among the clashes
-            try:
-                pixels = case.load()
-                _check_shapes(case, pixels, source)
-            except CaseProblem as problem:
-                found.append(problem)
-                continue
-            twin = seen.setdefault(records.digest(f"{pixels.image.shape}".encode() + pixels.image.tobytes()), case)
-            found += [*_check_mask(case, pixels.mask), *_check_foreground(case, pixels.foreground)]
-            found += _check_twin(case, twin)
-            writer.add(case, pixels)
-            written.add(case.image_id)
-        tolerated = _judge(found, entry.known_problems if entry and official else {}, problems)
-        facts = {
-            "domain": domain,
-            "title": card.title if card else domain,
-            "source": block.source,
-            "official": official,
-            "note": "the released data" if official else source.note,
-            "licence": entry.licence if entry else "",
-            "problems": tolerated,
-            "ignored_files": source.ignored,
-            "parameters": parameters,
-        }
-        counts = writer.close(facts)
-        if entry and official:
-            cards.check_counts(entry, counts, domain)
+    cases = manifest.ordered(cases)
+    if not cases:
+        problems.judge(source.problems, {}, listing)
+        raise AnomedError(f"{source.root}: source {block.source!r} found no image there for domain {domain!r}")
+    found = [*source.problems, *_clashes(cases)]
+    writer = Writer(folder, block.size, source.colour, source.has_masks, len(cases), has_foreground)
+    seen: dict[str, Case] = {}
+    written: set[str] = set()
+    for case in console.track(cases, f"prepare {domain}"):
+        if case.image_id in written:
+            continue  # already among the clashes
+        try:
+            pixels = case.load()
+            _check_shapes(case, pixels, source)
+        except CaseProblem as problem:
+            found.append(problem)
+            continue
+        twin = seen.setdefault(records.digest(f"{pixels.image.shape}".encode() + pixels.image.tobytes()), case)
+        found += [*_check_mask(case, pixels.mask), *_check_foreground(case, pixels.foreground)]
+        found += _check_twin(case, twin)
+        writer.add(case, pixels)
+        written.add(case.image_id)
+    tolerated = problems.judge(found, entry.known_problems if entry and official else {}, listing)
+    about = {
+        "domain": domain,
+        "title": card.title if card else domain,
+        "source": block.source,
+        "official": official,
+        "note": "the released data" if official else source.note,
+        "licence": entry.licence if entry else "",
+        "problems": tolerated,
+        "ignored_files": source.ignored,
+        "parameters": parameters,
+    }
+    counts = writer.close({**about, **facts})
+    if entry and official:
+        cards.check_counts(entry, counts, domain)
 
 
 def _check_shapes(case: Case, pixels: Pixels, source: Source) -> None:
@@ -145,23 +157,3 @@ def _clashes(cases: list[Case]) -> list[CaseProblem]:
             hint = "keep all images of a subject in one split"
             problems.append(CaseProblem(subject, "subject_in_two_splits", ", ".join(sorted(where)), "one split", hint))
     return problems
-
-
-def _judge(found: list[CaseProblem], known: dict[str, int], path: Path) -> dict[str, int]:
-    """Problems by code when the card lists each with its exact count; else write them to `path` and raise."""
-    counts = dict(sorted(collections.Counter(problem.row["code"] for problem in found).items()))
-    path.unlink(missing_ok=True)
-    if found:
-        table = pd.DataFrame([problem.row for problem in found]).sort_values(["code", "case", "found"])
-        buffer = io.StringIO()
-        table.to_csv(buffer, index=False, lineterminator="\n")
-        records.write_text(path, buffer.getvalue())
-    unknown = {code: n for code, n in counts.items() if known.get(code) != n}
-    if unknown:
-        first = [str(problem) for problem in found if problem.row["code"] in unknown]
-        shown = "\n".join(f"  {line}" for line in first[:10]) + (
-            f"\n  ... {len(first) - 10} more" if len(first) > 10 else ""
-        )
-        total = ", ".join(f"{n} {code}" for code, n in unknown.items())
-        raise AnomedError(f"{total}; all are listed in {path}\n{shown}")
-    return counts

@@ -1,13 +1,16 @@
 """Which project files a job imports: the closure of import statements, so that an edit re-runs just what it affects."""
 
 import ast
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parent
+PROJECT = Path(__file__).parents[2]
 # The module behind each command. cli.py imports it inside the command, so it is named here.
 ENTRY = {
-    "prepare": "anomed.prepare",
+    "images": "anomed.prepare",
+    "spatial": "anomed.preprocess.shard",
+    "intensity": "anomed.preprocess.slicing",
     "fit": "anomed.detect",
     "predict": "anomed.predict",
     "score": "anomed.scoring",
@@ -24,11 +27,20 @@ def of(command: str, *plugins: str) -> list[str]:
     modules = {"anomed", *_imports("anomed.cli", top_level_only=True), "anomed.cli"}
     for name in (ENTRY[command], *plugins):
         modules |= _closure(name)
-    return sorted(f"src/{_file(name).relative_to(ROOT.parent).as_posix()}" for name in modules)
+    return _named(modules)
+
+
+def modules(name: str) -> list[str]:
+    """Sorted module files, as `src/anomed/...`, that importing the module `name` loads."""
+    return _named(_closure(name))
+
+
+def _named(modules: Iterable[str]) -> list[str]:
+    return sorted(_file(name).relative_to(PROJECT).as_posix() for name in modules)
 
 
 def _file(module: str) -> Path:
-    path = ROOT.parent.joinpath(*module.split("."))
+    path = PROJECT.joinpath("src", *module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 

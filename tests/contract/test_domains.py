@@ -20,7 +20,7 @@ def test_class_is_documented_and_declared(name: str) -> None:
     assert len((cls.__dict__.get("__doc__") or "").strip()) > 20, "say in the docstring what the source reads"
     assert type(cls.needs_root) is bool
     assert "not the released data" in cls.note
-    assert {"cases"} <= set(cls.__dict__)
+    assert {"cases", "scans"} & set(cls.__dict__)
 
 
 @each_source
@@ -43,6 +43,6 @@ def test_a_root_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     if not cls.needs_root:
         pytest.skip("reads no files")
     source = cls("brain_mri", cls.Options(), tmp_path / "nowhere", tmp_path / "work")
-    for ask in (source.fingerprint, source.cases):
+    for ask in (source.fingerprint, source.scans if source.volumetric else source.cases):
         with pytest.raises(AnomedError, match=r"nowhere: not found"):
             ask()

@@ -35,7 +35,15 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SMALL: dict[str, Any] = {
     "run": {"domains": ["brain_mri"], "systems": ["random", "constant", "intensity", "patchcore"], "seeds": [0, 1]},
-    "domains": {"brain_mri": {"source": "embedded", "subjects": 10, "size": 96}},
+    "domains": {"brain_mri": {"source": "embedded", "subjects": 10, "size": 96, "preprocess": "quick"}},
+    # The whole chain is run by test_volumes.py; this one keeps every step of the workflow and takes a second a head.
+    "preprocess": {
+        "quick": {
+            "spatial": [{"skull_strip": {"backend": "mask"}}, {"resample": {"spacing": 2}}],
+            "intensity": ["z_score"],
+            "slices": {"start": -9, "stop": 33, "step": 6, "min_lesion_mm2": 40},
+        }
+    },
     "methods": METHODS,
     "metrics": {"aupro_limit": 0.3},
 }
@@ -110,7 +118,7 @@ class Project:
 
 
 def jobs(output: str) -> set[str]:
-    """The jobs that a run or dry run names, as "table", "prepare/domain" or "rule/domain/system/seed"."""
+    """The jobs that a run or dry run names, as "table", "prepare/domain", "spatial/domain/shard" or "rule/domain/system/seed"."""
     found = set(re.findall(r"^(?:local)?rule (\w+):$", output, flags=re.M))  # `all` has no message
     for text in re.findall(r"^Job \d+: (.*)$", output, flags=re.M):
         run = re.fullmatch(r"(\w+) (\S+) on (\S+), seed (\d+)", text)

@@ -132,8 +132,12 @@ def test_jobs_import_exactly_the_files_they_depend_on(built: Project) -> None:
             light = {"torch", "timm", "monai"} - card["versions"].keys()
             assert light == ({"monai"} if system == "patchcore" else {"torch", "timm", "monai"})
     data, run = "data/prepared/brain_mri", "runs/brain_mri/patchcore/0"
+    block, paths = plan.prepare_params("brain_mri"), plan.chain_paths("brain_mri")
+    spatial = ["--params", plan.spatial_params("brain_mri"), "--files", paths, "--out", "again_volumes"]
+    volumes = ["--volumes", "data/prepared/_spatial/brain_mri"]
     commands = {
-        "prepare": ["brain_mri", "--params", plan.prepare_params("brain_mri"), "--out", "again", "--problems", "p.csv"],
+        "prepare spatial": ["brain_mri", "9-of-10", *spatial, "--problems", "p.csv"],
+        "prepare intensity": ["brain_mri", "--params", block, *volumes, "--out", "again", "--problems", "p.csv"],
         "score": ["--run", run, "--data", data, "--params", plan.score_params("patchcore"), "--out", "again.json"],
         "table": ["--plan", plan.table_params(), "--out", "again_results"],
         "report": ["--plan", plan.table_params(), "--out", "again.html"],
@@ -144,7 +148,7 @@ def test_jobs_import_exactly_the_files_they_depend_on(built: Project) -> None:
             "from anomed.records import code_files; print('FILES', *code_files());"
             "print('HEAVY', *sorted({'torch', 'timm', 'monai'} & set(sys.modules)))"
         )
-        arguments = [sys.executable, "-c", code, command, *arguments]
+        arguments = [sys.executable, "-c", code, *command.split(), *arguments]
         output = subprocess.run(
             arguments,
             cwd=built.folder,
@@ -154,9 +158,10 @@ def test_jobs_import_exactly_the_files_they_depend_on(built: Project) -> None:
             text=True,
         ).stdout
         files, heavy = (line.split()[1:] for line in output.splitlines()[-2:])
-        expected = plan.code(command, domain="brain_mri") if command == "prepare" else plan.code(command)
+        prepares, _, step = command.rpartition(" ")
+        expected = plan.code(step, domain="brain_mri") if prepares else plan.code(command)
         assert [f"src/{name}" for name in files] == expected, command
-        assert not heavy, command
+        assert heavy == (["monai", "torch"] if prepares else []), command
 
 
 def test_killed_in_the_middle_it_resumes_to_the_same_bytes(built: Project, tmp_path: Path) -> None:
@@ -164,8 +169,8 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(built: Project, tmp_p
     project.kill(project.start("snakemake", "--cores", "2"), lambda: len(list(tmp_path.glob("scores/*/*/*.json"))) >= 2)
     assert not (tmp_path / "results/table.csv").exists()
     output = project.snakemake("--cores", "1")
-    assert "prepare/brain_mri" not in jobs(output), "finished work was done again"
-    assert len(jobs(output)) < 20, "of 22 jobs; what was finished stays"
+    assert "intensity/brain_mri" not in jobs(output), "finished work was done again"
+    assert len(jobs(output)) < 22, "of 24 jobs; what was finished stays"
     assert project.stable() == built.stable()
     assert len(project.stable()) > 10
 
@@ -173,13 +178,13 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(built: Project, tmp_p
 def test_a_second_snakemake_is_refused_with_a_sentence(tmp_path: Path) -> None:
     project = Project(tmp_path)
     first = project.start("snakemake", "--cores", "1")
-    while not (tmp_path / "logs/prepare/brain_mri.log").exists():
+    while not (tmp_path / "logs/spatial/brain_mri/0-of-2.log").exists():
         assert first.poll() is None, first.communicate()[0]
         time.sleep(0.05)
     output = project.snakemake(fails=True)
     assert "Another Snakemake is running in this folder" in output
     assert "Traceback" not in output
-    assert "prepare/brain_mri" in jobs(project.snakemake("-n")), "a dry run takes no lock"
+    assert "intensity/brain_mri" in jobs(project.snakemake("-n")), "a dry run takes no lock"
     assert first.poll() is None, "the first run goes on"
     project.kill(first, lambda: True)
 
@@ -240,7 +245,7 @@ def test_a_failed_job_says_why_and_leaves_nothing_half_written(tmp_path: Path) -
 def test_a_failed_job_fails_again_until_it_is_mended(copy: Project) -> None:
     path = copy.folder / "src/anomed/domains/embedded.py"
     sound = path.read_text()
-    path.write_text(sound.replace("def cases(self) -> list[Case]:", "def cases(self) -> list[Case]:\n        1 / 0"))
+    path.write_text(sound.replace("def scans(self) -> list[Scan]:", "def scans(self) -> list[Scan]:\n        1 / 0"))
     for _ in range(2):
         assert "ZeroDivisionError" in copy.snakemake("results/table.csv", fails=True)
     path.write_text(sound)

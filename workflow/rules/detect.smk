@@ -5,8 +5,8 @@
 rule fit:
     input:
         src=lambda w: plan.code("fit", system=w.system),
-        card=rules.prepare.output.card,
-        data=ancient([rules.prepare.output.manifest, rules.prepare.output.images]),
+        card=rules.images.output.card,
+        data=ancient([rules.images.output.manifest, rules.images.output.images]),
     output:
         card="models/{domain}/{system}/{seed}/run.json",
         state="models/{domain}/{system}/{seed}/state.safetensors",
@@ -32,12 +32,12 @@ rule fit:
 rule predict:
     input:
         src=lambda w: plan.code("predict", system=w.system),
-        card=rules.prepare.output.card,
+        card=rules.images.output.card,
         data=ancient(
             [
-                rules.prepare.output.manifest,
-                rules.prepare.output.images,
-                rules.prepare.output.masks,
+                rules.images.output.manifest,
+                rules.images.output.images,
+                rules.images.output.masks,
             ]
         ),
         model=rules.fit.output.card,

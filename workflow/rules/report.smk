@@ -8,7 +8,7 @@ rule table:
         curves=ancient([run.path("scores", ".npz") for run in plan.runs]),
         runs=[run.path("runs", "/run.json") for run in plan.runs],
         models=[run.path("models", "/run.json") for run in plan.runs],
-        cards=expand(rules.prepare.output.card, domain=plan.domains),
+        cards=expand(rules.images.output.card, domain=plan.domains),
     output:
         expand("results/{name}", name=TABLES),
     log:

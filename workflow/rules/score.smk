@@ -4,8 +4,8 @@
 rule score:
     input:
         src=plan.code("score"),
-        card=rules.prepare.output.card,
-        data=ancient([rules.prepare.output.manifest, rules.prepare.output.masks]),
+        card=rules.images.output.card,
+        data=ancient([rules.images.output.manifest, rules.images.output.masks]),
         run=rules.predict.output.card,
         scores=rules.predict.output.scores,
     output:

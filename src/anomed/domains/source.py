@@ -1,5 +1,7 @@
 """What a domain source is: the base class of every plug-in in this folder."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,13 +10,39 @@ from anomed.manifest import Case, CaseProblem
 from anomed.settings import Settings
 
 
+@dataclass(frozen=True)
+class Files:
+    """The files of one scan: a file, or the folder of a DICOM series. label: the lesions. organ: the brain or organ."""
+
+    image: Path
+    label: Path | None = None
+    organ: Path | None = None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One volume that a volumetric source offers; nothing is read before `fetch`, which may raise CaseProblem.
+
+    abnormal: whether the subject has a lesion; None leaves it to the label. source_file: name of the image relative to
+    the source's root.
+    """
+
+    subject_id: str
+    split: str
+    source_file: str
+    fetch: Callable[[], Files]
+    abnormal: bool | None = None
+    pathology: str = ""
+
+
 class Source:
     """Base of every domain source: subclass it once, register it, and fill `cases`.
 
     domain: the key in params.yaml. options: the validated `Options` of the block. root: the folder or zip that the
     block's `root` names (None: the source needs none). work: a scratch folder that may be deleted at any time.
 
-    After `cases`, `problems` lists what the scan found wrong and `ignored` counts stray files that were passed over.
+    A source offers images (`cases`) or, where `volumetric`, volumes (`scans`), which a chain of `preprocess:` turns
+    into images. After either, `problems` lists what is wrong, and `ignored` counts stray files that were passed over.
     """
 
     needs_root: ClassVar[bool] = True
@@ -31,6 +59,11 @@ class Source:
     @property
     def colour(self) -> bool:
         """Whether images have three channels."""
+        return False
+
+    @property
+    def volumetric(self) -> bool:
+        """Whether the source offers volumes (`scans`) and no images (`cases`)."""
         return False
 
     @property
@@ -62,3 +95,7 @@ class Source:
     def cases(self) -> list[Case]:
         """Every image of the domain, in any order; pixels are read later, one by one, through `Case.load`."""
         raise TypeError(f"{type(self).__name__} does not define cases()")
+
+    def scans(self) -> list[Scan]:
+        """Every volume of a volumetric domain, in any order."""
+        raise TypeError(f"{type(self).__name__} does not define scans()")

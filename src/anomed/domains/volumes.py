@@ -1,0 +1,295 @@
+"""Domain source `volumes`: a hospital's own volumes, one a subject, found by name patterns and an optional table."""
+
+import functools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from anomed import archive, plugins, records
+from anomed.archive import Entry
+from anomed.domains import volumes_layout, volumes_table
+from anomed.domains.source import Files, Scan, Source
+from anomed.domains.volumes_layout import Layout
+from anomed.domains.volumes_table import Subject
+from anomed.errors import AnomedError
+from anomed.manifest import SPLITS, CaseProblem
+from anomed.settings import Settings, nearest
+
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # subjects become names of folders
+
+
+class Shares(Settings):
+    """Shares of the subjects in each split, together 1."""
+
+    train: float = Field(default=0.6, ge=0)
+    valid: float = Field(default=0.1, ge=0)
+    test: float = Field(default=0.3, gt=0)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Shares":
+        if not math.isclose(self.train + self.valid + self.test, 1, abs_tol=1e-6):
+            raise ValueError("train, valid and test must add up to 1")
+        return self
+
+
+class Survey(NamedTuple):
+    """What lies at root: subjects by name, the names of those to leave out, all problems, the files that matter."""
+
+    subjects: list[Subject]
+    faulty: set[str]
+    problems: list[CaseProblem]
+    used: set[str]
+
+
+@plugins.register("domains", "volumes")
+class Volumes(Source):
+    """Any folder of volumes (heads or other organs), with lesion masks and a table of the subjects where there are.
+
+    A pattern names one file (NIfTI, NRRD, MetaImage) or, ending in "/", the folder of one DICOM series; `{subject}`
+    stands for the subject's id: letters, digits, dot, underscore, hyphen. A file that fits two patterns belongs to the
+    one with more letters of its own: with `{subject}.nii.gz` and `{subject}_seg.nii.gz`, s1_seg.nii.gz is no image.
+
+    The table is a CSV in UTF-8 with the column `subject` and, where wanted, `split` (train, valid, test), `label` (0
+    or normal, 1 or abnormal), `pathology`, and paths in `image`, `lesion`, `organ`, which win over the patterns where
+    they are not empty. Other columns are passed over. Without a table, every match of `image` is a subject.
+
+    A subject is abnormal if the table's `label` says so. In a table without that column, a subject without a lesion
+    file is normal, and one with it is left to the voxels (an empty mask means normal). Without a table, a subject is
+    abnormal if its lesion file is there, and normal if it is not.
+
+    Without a column `split`, subjects are divided by `split` and `seed`: normal ones over train, valid and test,
+    those that have or may have a lesion over valid and test, in an order that a hash of their names gives. Adding or
+    removing a subject may move others to another split; a column `split` freezes it.
+    """
+
+    class Options(Source.Options):
+        """image, label, organ: patterns of the volume, the lesion mask (without it the domain has no pixel truth) and
+        the brain or organ mask, relative to root. subjects: the table, relative to root. split, seed: how to divide
+        subjects that the table does not. exclude: subjects to leave out, each with the reason.
+        """
+
+        image: str = "{subject}.nii.gz"
+        label: str | None = None
+        organ: str | None = None
+        subjects: str | None = None
+        split: Shares = Field(default_factory=Shares)
+        seed: int = 0
+        exclude: dict[str, str] = Field(default_factory=dict)
+
+    def __init__(self, domain: str, options: Any, root: Path | None, work: Path):
+        super().__init__(domain, options, root, work)
+        self._where = f"domains.{domain}"
+        patterns = {"image": options.image, "label": options.label, "organ": options.organ}
+        self._patterns: dict[str, str] = {kind: pattern for kind, pattern in patterns.items() if pattern is not None}
+        seen: dict[str, str] = {}
+        for kind, pattern in self._patterns.items():
+            fault = volumes_layout.pattern_fault(pattern)
+            if not fault and seen.setdefault(pattern, kind) != kind:
+                fault = f"is the pattern of `{seen[pattern]}` as well"
+            if fault:
+                raise AnomedError(
+                    f"{self._where}.{kind}: {pattern!r} {fault}; expected a path relative to root such as "
+                    "'{subject}.nii.gz' or, for a DICOM series, a folder such as '{subject}/T2/'"
+                )
+        if options.subjects is not None and (fault := volumes_layout.path_fault(options.subjects)):
+            raise AnomedError(
+                f"{self._where}.subjects: {options.subjects!r} {fault}; expected for example subjects.csv"
+            )
+
+    @property
+    def volumetric(self) -> bool:
+        return True
+
+    @property
+    def has_masks(self) -> bool:
+        return self.options.label is not None
+
+    def fingerprint(self) -> str:
+        """Digest of the names and contents of the table and of the subjects' files, others left out.
+
+        With a header whose voxels lie in another file (.mhd, .nhdr), all files of its folder count.
+        """
+        entries = [self._entries[name] for name in sorted(self._survey.used)]
+        return records.digest(archive.identity(archive.Folder(self._folder), "", entries, self.hashes))
+
+    def scans(self) -> list[Scan]:
+        """Every subject without a problem, by name. Reads no voxels.
+
+        Raises AnomedError for a faulty table, an id that cannot name a folder, an unknown excluded subject, and when
+        there are too few subjects to divide.
+        """
+        subjects, faulty, problems, used = self._survey
+        self.problems, self.ignored = list(problems), len(self._entries) - len(used)
+        divided = self._divide([subject for subject in subjects if subject.split is None])
+        return [
+            Scan(
+                subject_id=subject.name,
+                split=subject.split or divided[subject.name],
+                source_file=subject.paths["image"],
+                fetch=functools.partial(Files, **{kind: self._folder / path for kind, path in subject.paths.items()}),
+                abnormal=subject.abnormal,
+                pathology=subject.pathology,
+            )
+            for subject in subjects
+            if subject.name not in faulty
+        ]
+
+    def _divide(self, subjects: list[Subject]) -> dict[str, str]:
+        """Split by subject. Raises AnomedError when a split with a share would stay without a kind it may hold."""
+        divided: dict[str, str] = {}
+        for kind, splits in (("normal", SPLITS), ("abnormal", SPLITS[1:])) if subjects else ():
+            names = [subject.name for subject in subjects if (subject.abnormal is False) == (kind == "normal")]
+            shares = {split: share for split in splits if (share := getattr(self.options.split, split)) > 0}
+            if len(names) < len(shares):
+                raise AnomedError(
+                    f"{self._where}.split: {kind} subjects: found {len(names)}, expected at least {len(shares)}, one "
+                    f"for each of {', '.join(shares)}; add subjects, or give the table a column `split`"
+                )
+            order = iter(sorted(names, key=lambda name: records.digest([self.options.seed, name])))
+            for split, number in _apportion(len(names), shares).items():
+                divided.update((next(order), split) for _ in range(number))
+        return divided
+
+    @functools.cached_property
+    def _survey(self) -> Survey:
+        everyone = self._subjects()
+        twins = defaultdict(list)
+        used = {self.options.subjects} & self._entries.keys()
+        for subject in everyone:
+            twins[subject.name.lower()].append(subject)  # one folder where a file system ignores case
+            used.update(*(self._layout.belonging(path) for path in subject.paths.values()))
+        problems = [_duplicate(group) for group in twins.values() if len(group) > 1]
+        unique = sorted((group[0] for group in twins.values() if len(group) == 1), key=lambda subject: subject.name)
+        owners: dict[str, str] = {}
+        faults = {subject.name: list(self._faults(subject, owners)) for subject in unique}
+        problems += [fault for found in faults.values() for fault in found]
+        for kind, name, path in self._left_over(everyone):
+            if kind == "image":
+                found, expected = f"subject {name!r}", f"a line of {self.options.subjects} for every image"
+                hint = f"add the subject to the table, or name it under {self._where}.exclude"
+                problems.append(CaseProblem(path, "subject_not_in_table", found, expected, hint))
+            else:
+                hint = "add the image, or move the mask away"
+                problems.append(CaseProblem(path, "mask_without_image", "a mask alone", f"an image of {name!r}", hint))
+            used.update(self._layout.belonging(path))  # its coming or going must be noticed
+        return Survey(unique, {name for name, found in faults.items() if found}, problems, used)
+
+    def _left_over(self, everyone: list[Subject]) -> Iterator[tuple[str, str, str]]:
+        """Images, and masks without one, that fit a pattern and belong to no subject: kind, subject, path."""
+        images, masks = self._layout.matches["image"], self._layout.matches["label"]
+        known = {subject.name for subject in everyone} | self.options.exclude.keys()
+        named = {path for subject in everyone for path in subject.paths.values()}  # perhaps for another subject
+        alone = {name: path for name, path in masks.items() if name not in images}
+        for kind, paths in (("image", images), ("label", alone)):
+            yield from ((kind, name, path) for name, path in paths.items() if name not in known and path not in named)
+
+    def _faults(self, subject: Subject, owners: dict[str, str]) -> Iterator[CaseProblem]:
+        """What keeps a subject from being used. owners: whose each image is, filled in here."""
+        name, paths = subject.name, subject.paths
+        needed = {"image", "organ"} if subject.abnormal is not True else {"image", "organ", "label"}
+        for kind in ("image", "label", "organ"):
+            expected = paths.get(kind)
+            if expected is None and kind in needed and kind in self._patterns:
+                expected = self._patterns[kind].replace("{subject}", name)
+            if expected is not None and not self._layout.belonging(expected):
+                hint = f"add it, or correct the table or {self._where}.{kind}"
+                yield CaseProblem(name, f"missing_{kind}", "no such file", expected, hint)
+        if "image" in paths and (owner := owners.setdefault(paths["image"], name)) != name:
+            found, hint = f"{paths['image']}, the image of {owner} as well", "correct the table's column `image`"
+            yield CaseProblem(name, "shared_image", found, "an image of its own", hint)
+
+    def _subjects(self) -> list[Subject]:
+        """Every subject that is not excluded, with its files, as the table or the names of the files list them."""
+        images = self._layout.matches["image"]
+        table = self._table()
+        if table is None:
+            table = [Subject(name, path, None, None, "", {}) for name, path in images.items()]
+        known = {*images, *(row.name for row in table)}
+        for name in self.options.exclude:
+            if name not in known:
+                raise AnomedError(f"{self._where}.exclude: no subject {name!r}{nearest(name, known)}")
+        kept = [row for row in table if row.name not in self.options.exclude]
+        if not kept:
+            raise AnomedError(
+                f"{self.root}: no subject among {len(self._entries)} files, {len(self.options.exclude)} excluded; "
+                f"expected images named {self.options.image!r} ({self._where}.image)"
+            )
+        if not self.has_masks and any(row.abnormal is None for row in kept):
+            raise AnomedError(
+                f"{self._where}: nothing says which subjects have a lesion; set {self._where}.label to the pattern of "
+                f"the lesion masks, or {self._where}.subjects to a table with a column `label`"
+            )
+        for row in kept:
+            if not _ID.fullmatch(row.name):
+                raise AnomedError(
+                    f"{self.root}: subject {row.name!r} ({row.place}): expected letters, digits, dots, underscores and "
+                    f"hyphens, and no dot in front; rename it, or name it under {self._where}.exclude"
+                )
+        return [self._with_files(row) for row in kept]
+
+    def _with_files(self, row: Subject) -> Subject:
+        """The subject with the files that patterns find where its row names none, and what they say about it."""
+        found = {kind: files[row.name] for kind, files in self._layout.matches.items() if row.name in files}
+        paths = {**found, **row.paths}
+        abnormal = row.abnormal
+        if abnormal is None:
+            abnormal = (True if self.options.subjects is None else None) if "label" in paths else False
+        return replace(row, paths=paths, abnormal=abnormal)
+
+    def _table(self) -> list[Subject] | None:
+        name = self.options.subjects
+        if name is None:
+            return None
+        if name not in self._entries:
+            raise AnomedError(f"{self._folder / name}: not found; {self._where}.subjects names the table of subjects")
+        rows = volumes_table.read(self._folder / name)
+        masks = [row.place for row in rows if "label" in row.paths]
+        if masks and not self.has_masks:
+            raise AnomedError(
+                f"{self.root}: {masks[0]}: found a path in `lesion`, but the domain has no pixel truth; set "
+                f"{self._where}.label to the pattern of the lesion masks, or rename the column"
+            )
+        return rows
+
+    @functools.cached_property
+    def _layout(self) -> Layout:
+        return Layout(self._entries, self._patterns)
+
+    @functools.cached_property
+    def _entries(self) -> dict[str, Entry]:
+        tree = archive.view(self._folder)
+        if not isinstance(tree, archive.Folder):
+            raise AnomedError(f"{self.root}: a zip; volumes are read in place: unpack it and set `root` to the folder")
+        return {entry.name: entry for entry in tree.files()}
+
+    @property
+    def _folder(self) -> Path:
+        if self.root is None:
+            raise AnomedError(f"{self._where}.root: missing; expected the folder of the volumes")
+        return self.root
+
+
+def _duplicate(group: list[Subject]) -> CaseProblem:
+    found = " and ".join(f"{subject.name} ({subject.place})" for subject in group)
+    hint = "keep one, or rename the other: upper and lower case count as the same"
+    return CaseProblem(group[0].name, "duplicate_subject", found, "every subject once", hint)
+
+
+def _apportion(number: int, shares: dict[str, float]) -> dict[str, int]:
+    """`number` subjects, at least one for each split, by shares: the largest remainders are rounded up."""
+    quotas = {split: number * share / sum(shares.values()) for split, share in shares.items()}
+    counts = {split: math.floor(quota) for split, quota in quotas.items()}
+    by_remainder = sorted(shares, key=lambda split: counts[split] - quotas[split])
+    for split in by_remainder[: number - sum(counts.values())]:
+        counts[split] += 1
+    for split in shares:
+        if counts[split] == 0:
+            counts[max(counts, key=lambda other: counts[other])] -= 1
+            counts[split] = 1
+    return counts

@@ -1,0 +1,1 @@
+"""From scanner volumes to prepared images."""

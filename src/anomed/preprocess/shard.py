@@ -1,0 +1,177 @@
+"""The spatial command: one shard of a domain's volumes through the chain's spatial steps, one folder a volume."""
+
+import importlib.metadata
+import shutil
+from pathlib import Path
+from typing import Any
+
+from anomed import console, plugins, problems, records, sources
+from anomed.domains.source import Files, Scan, Source
+from anomed.errors import AnomedError
+from anomed.manifest import CaseProblem
+from anomed.preprocess import qc, spatial_steps, steps
+from anomed.preprocess.steps import Step
+from anomed.settings import check
+
+CARD = "volume.json"
+OURS = r"(image|label|organ|organ_native)\.nii\.gz|transform\.tfm|qc\.png|volume\.json"
+PACKAGES = ("monai", "SimpleITK", "deepbet", "nibabel", "numpy", "scipy", "torch")
+
+
+def source_of(domain: str, parameters: dict[str, Any], root: Path | None, work: Path) -> Source:
+    """The source of a volumetric domain; parameters: its block, other keys than those of the source left aside."""
+    cls = plugins.load("domains", parameters["source"])
+    options = {key: value for key, value in parameters.items() if key in cls.Options.model_fields}
+    source: Source = cls(domain, check(cls.Options, options, "--params"), root, work)
+    return source
+
+
+def spatial(
+    domain: str, parameters: dict[str, Any], files: dict[str, Path], root: Path | None, work: Path, out: Path,
+    shard: tuple[int, int], listing: Path,
+) -> None:  # fmt: skip
+    """Process every n-th scan from the i-th, shard = (i, n), into `out/<subject>/`; then write `out/<i>-of-<n>.json`.
+
+    parameters: source, its options, `spatial` and `files` (hashes), see plan.py. files: the chain's files by name.
+    listing: where faulty cases are listed; the others are finished first, then AnomedError. A volume that is done stays
+    as long as its inputs, the steps, their files and code are the same, so that a killed job goes on where it stopped
+    and another number of shards does nothing twice.
+    """
+    chain = steps.parse(parameters["spatial"], spatial_steps.STEPS, "spatial")
+    index, number = shard
+    source = source_of(domain, parameters, root, work)
+    scans = sorted(source.scans(), key=lambda scan: scan.subject_id)
+    if not scans and not source.problems:
+        raise AnomedError(f"{root}: source {parameters['source']!r} found no volume there for domain {domain!r}")
+    found = list(source.problems) if index == 0 else []
+    state = {"steps": steps.dump(spatial_steps.anonymous(chain)), "files": parameters["files"]}
+    state["code"] = {
+        name: records.digest_file(sources.PROJECT / name) for name in sources.modules("anomed.preprocess.shard")
+    }
+    state["versions"] = {name: importlib.metadata.version(name) for name in PACKAGES}
+    out.mkdir(parents=True, exist_ok=True)
+    if index == 0 and not found:
+        _forget(out, {scan.subject_id for scan in scans})
+    rows, cards = [], {}
+    for scan in console.track(scans[index::number], f"spatial {domain} {index + 1}/{number}"):
+        folder = out / scan.subject_id
+        try:
+            card = _volume(scan, chain, files, state, folder)
+        except CaseProblem as problem:
+            shutil.rmtree(folder, ignore_errors=True)
+            found.append(problem)
+            continue
+        cards[scan.subject_id] = card["digest"]
+        rows.append(row(scan, folder, card))
+    page = listing.with_suffix(".html")
+    page.unlink(missing_ok=True)
+    if found:
+        qc.page(f"{domain}, shard {index + 1} of {number}", rows, [problem.row for problem in found], page, {})
+    problems.judge(found, {}, listing)
+    for old in out.glob("*-of-*.json"):
+        if not old.stem.endswith(f"-of-{number}"):
+            old.unlink(missing_ok=True)
+    records.write_json(out / f"{index}-of-{number}.json", cards)
+
+
+def row(scan: Scan, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """A finished volume as quality control lists it."""
+    kind = {True: "abnormal", False: "normal", None: "by its label"}[scan.abnormal]
+    return {
+        "subject": scan.subject_id,
+        "split": scan.split,
+        "kind": kind,
+        "picture": folder / "qc.png",
+        "facts": card["facts"],
+    }
+
+
+def _forget(out: Path, subjects: set[str]) -> None:
+    """Remove the volumes of subjects that the source no longer has."""
+    for folder in out.iterdir():
+        if folder.name not in subjects and not folder.name.startswith(".") and (folder / CARD).exists():
+            shutil.rmtree(folder)
+
+
+def _volume(
+    scan: Scan, chain: list[Step], files: dict[str, Path], state: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """The card of a finished volume, after making it unless it is there."""
+    raw = scan.fetch()
+    key = records.digest([state, {name: _identity(path) for name, path in vars(raw).items() if path}])
+    if (folder / CARD).exists():
+        try:
+            card = _read(folder, key)
+        except AnomedError:
+            pass  # damaged or of another state: made again
+        else:
+            return card
+    with records.atomic_dir(folder, OURS) as partial:
+        facts, inputs = process(scan.subject_id, raw, chain, files, partial)
+        hashes = {path.name: records.digest_file(path) for path in sorted(partial.iterdir())}
+        card = {"subject": scan.subject_id, "key": key, "files": hashes, "facts": facts, "inputs": inputs}
+        records.write_card(partial / CARD, {**card, "versions": state["versions"]})
+    return _read(folder, key)
+
+
+def _read(folder: Path, key: str) -> dict[str, Any]:
+    card = records.read_card(folder / CARD, "key", "files", "facts")
+    if card["key"] != key:
+        raise AnomedError(f"{folder}: of another state")
+    for name in card["files"]:
+        records.verified(folder / name, card)
+    return {**card, "digest": records.digest(card)}
+
+
+def _identity(path: Path) -> Any:
+    """Hash of a file, or of the files of a folder by name; of a header without voxels, those of its folder."""
+    if path.suffix.lower() in (".nhdr", ".mhd"):
+        path = path.parent
+    if path.is_dir():
+        return [[part.name, records.digest_file(part)] for part in sorted(path.iterdir()) if part.is_file()]
+    return records.digest_file(path) if path.exists() else ""
+
+
+def process(
+    subject: str, raw: Files, chain: list[Step], files: dict[str, Path], out: Path
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """One scan through the chain into the empty folder `out`: image (float32), label and organ (uint8) as .nii.gz, the
+    organ on the scan's own grid with its header, the transform (ITK, template mm to scan mm) and a picture.
+
+    Returns what the steps measured, and the hashes of the scan's files. Raises CaseProblem.
+    """
+    import numpy as np
+
+    from anomed import volumes
+    from anomed.preprocess import spatial
+
+    data = steps.run(spatial.compose(chain, files), {"subject": subject, "files": raw})
+    facts = {name: round(value, 6) for name, value in data["facts"].items()}
+    label = spatial.array(data["label"]) > 0 if "label" in data else None
+    if label is not None and facts["lesion_ml"] and not label.any():
+        hint = "choose a finer spacing"
+        raise CaseProblem(
+            subject, "lesion_lost", "no marked voxel after resampling", "some of the lesion's voxels", hint
+        )
+    if label is not None and "organ" in data and label.any():
+        facts["lesion_outside_percent"] = round(
+            float(100 * (label & ~(spatial.array(data["organ"]) > 0)).sum() / label.sum()), 3
+        )
+    for key in spatial.KEYS:
+        if key in data:
+            volumes.write(out / f"{key}.nii.gz", spatial.array(data[key]), spatial.affine_of(data[key]))
+    native = data["native"]
+    if native.organ is not None:
+        volumes.write_on_original(out / "organ_native.nii.gz", native.organ, native.volume)
+    if "transform" in data:
+        import SimpleITK as sitk
+
+        sitk.WriteTransform(data["transform"], str(out / "transform.tfm"))
+    after = spatial.array(data["image"])
+    before_edges, after_edges = (
+        np.linalg.norm(a[:3, :3], axis=0) for a in (native.volume.affine, spatial.affine_of(data["image"]))
+    )
+    outline = data.get("outline")
+    shown = native.volume.data, native.organ, before_edges, after, outline, after_edges, label
+    (out / "qc.png").write_bytes(qc.picture(*shown))
+    return facts, data["inputs"]

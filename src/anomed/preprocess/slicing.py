@@ -1,0 +1,202 @@
+"""The intensity command: processed volumes to grey levels, cut into slices: a prepared domain (contract 1)."""
+
+import collections
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anomed import console, prepare, problems, records
+from anomed.domains.source import Scan
+from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.preprocess import intensity_steps, qc, shard, steps
+from anomed.preprocess.slices import Slices
+from anomed.preprocess.steps import Step
+from anomed.settings import check
+from anomed.volumes import PLANES, cut
+
+
+def intensity(
+    domain: str, parameters: dict[str, Any], root: Path | None, work: Path, volumes: Path, out: Path, listing: Path
+) -> None:
+    """Normalise the volumes that `anomed prepare spatial` left in `volumes`, cut them, write `out` whole or not at all.
+
+    parameters: the domain's whole block with `fingerprint` and `files` (see plan.py). What is fitted is fitted on the
+    train volumes alone. Beside the prepared domain lies qc.html. Raises AnomedError as `prepare` does.
+    """
+    from anomed.preprocess import intensity as transforms
+
+    common = {key: value for key, value in parameters.items() if key in prepare.Block.model_fields}
+    block = check(prepare.Block, common, "--params")
+    chain = steps.parse(parameters["preprocess"]["intensity"], intensity_steps.STEPS, "intensity")
+    rule = check(Slices, parameters["preprocess"]["slices"], "slices")
+    source = shard.source_of(domain, parameters, root, work)
+    scans, volumes = sorted(source.scans(), key=lambda scan: scan.subject_id), volumes.resolve()
+    try:
+        fitted = transforms.fit(chain, (load(volumes / scan.subject_id) for scan in scans if scan.split == "train"))
+    except CaseProblem as problem:
+        problems.judge([*source.problems, problem], {}, listing)
+    each = bool(chain) and chain[-1][0] == "slice_min_max"
+    whole = chain[:-1] if each else chain
+    grey = functools.lru_cache(maxsize=1)(functools.partial(_grey, whole, fitted))
+    cutter = Cutter(rule, each, source.has_masks, grey)
+    cases: list[Case] = []
+    rows = []
+    for scan in console.track(scans, f"slice {domain}"):
+        folder = volumes / scan.subject_id
+        rows.append(shard.row(scan, folder, records.read_card(folder / shard.CARD, "facts")))
+        try:
+            cases += cutter.cases(scan, folder)
+        except CaseProblem as problem:
+            source.problems.append(problem)
+    organ = any(name in step for step in parameters["preprocess"]["spatial"] for name in ("skull_strip", "organ_mask"))
+    left_out = dict(sorted(cutter.left_out.items()))
+    with records.atomic_dir(out, prepare.OURS) as partial:
+        facts = {"fitted": fitted, "left_out": left_out, "volumes": len(scans)}
+        prepare.build(partial, block, source, cases, organ, parameters, listing, facts)
+        counts = {f"slices left out: {name.replace('_', ' ')}": str(n) for name, n in left_out.items()}
+        qc.page(domain, rows, [], partial / "qc.html", counts)
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """What the spatial chain left of a subject, as MONAI's transforms take it: image, label and organ, if any."""
+    from anomed import volumes as files
+    from anomed.preprocess import spatial
+
+    card = records.read_card(folder / shard.CARD, "files", "subject")
+    data: dict[str, Any] = {"subject": card["subject"]}
+    for key in spatial.KEYS:
+        path = folder / f"{key}.nii.gz"
+        if path.name in card["files"]:
+            reader = files.read if key == "image" else files.read_label
+            volume = reader(records.verified(path, card), str(path))
+            data[key] = spatial.tensor(volume.data, volume.affine)
+    return data
+
+
+class Grey(NamedTuple):
+    """A normalised volume, X x Y x Z: image float32, 0 to 255 (not yet when slices are stretched one by one), organ and
+    lesion bool where they are known."""
+
+    image: np.ndarray
+    organ: np.ndarray | None
+    lesion: np.ndarray | None
+
+
+def _grey(chain: list[Step], fitted: dict[str, Any], folder: Path) -> Grey:
+    from anomed.preprocess import intensity as transforms
+
+    data = steps.run(transforms.compose(chain, fitted), load(folder))
+    organ, lesion = (data[key][0].numpy() > 0 if key in data else None for key in ("organ", "label"))
+    return Grey(data["image"][0].numpy(), organ, lesion)
+
+
+@dataclass
+class Cutter:
+    """Lists the slices of each subject and cuts them; one volume at a time is in memory.
+
+    rule: which slices. each: slices are stretched one by one. has_masks: the domain has pixel truth. grey: reads a
+    subject's folder. left_out: counts of slices that were passed over, by reason.
+    """
+
+    rule: Slices
+    each: bool
+    has_masks: bool
+    grey: Callable[[Path], Grey]
+    left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def cases(self, scan: Scan, folder: Path) -> list[Case]:
+        """Its slices that become images. Raises CaseProblem when truth and label contradict each other."""
+        data = load(folder)
+        shape, affine = data["image"].shape[1:], data["image"].affine.numpy()
+        indices = self.rule.indices(affine, shape)
+        if not indices:
+            found, hint = f"a volume of {tuple(shape)} voxels, which none of the slices meets", "change `slices:`"
+            raise CaseProblem(
+                scan.subject_id,
+                "no_slice",
+                found,
+                f"slices from {self.rule.start:g} to {self.rule.stop:g} {self.rule.unit}",
+                hint,
+            )
+        axis = PLANES[self.rule.plane]
+        area = float(np.linalg.norm(np.cross(*np.delete(affine[:3, :3], axis, axis=1).T)))
+        lesion = self._areas(data.get("label"), axis, area)
+        organ = self._areas(data.get("organ"), axis, area)
+        blank = np.ptp(np.moveaxis(data["image"][0].numpy(), axis, 0).reshape(shape[axis], -1), axis=1) == 0
+        patient = self._patient(scan, lesion)
+        inputs = records.read_card(folder / shard.CARD, "inputs")["inputs"]
+        cases = []
+        for z in indices:
+            abnormal = patient if lesion is None else bool(lesion[z])
+            reason = self._passed_over(scan.split, patient, abnormal, z, lesion, organ)
+            if organ is None and blank[z]:
+                reason = "blank"
+            if reason:
+                self.left_out[reason] += 1
+                continue
+            load_slice = functools.partial(self._load, folder, z, inputs["image"])
+            pathology = scan.pathology if abnormal else ""
+            name = f"{scan.subject_id}_{z:03d}"
+            cases.append(
+                Case(
+                    name, scan.subject_id, scan.split, int(abnormal), scan.source_file, load_slice, pathology=pathology
+                )
+            )
+        return cases
+
+    @staticmethod
+    def _areas(mask: Any, axis: int, area: float) -> np.ndarray | None:
+        """mm2 of a mask in every slice; None without a mask."""
+        if mask is None:
+            return None
+        others = tuple(other for other in range(3) if other != axis)
+        return np.asarray((mask[0].numpy() > 0).sum(others) * area)
+
+    def _patient(self, scan: Scan, lesion: np.ndarray | None) -> bool:
+        """Whether the subject has a lesion, by its label and the truth of its voxels, which must agree."""
+        marked = None if lesion is None else bool(lesion.any())
+        name, said = scan.subject_id, scan.abnormal
+        if marked is None and said and self.has_masks:
+            hint = "add the file, or take the subject out"
+            raise CaseProblem(name, "missing_label", "no lesion mask", "one for every abnormal subject", hint)
+        if marked is False and said:
+            hint = "correct the mask or the label"
+            raise CaseProblem(name, "empty_mask", "an empty lesion mask", "a marked voxel in an abnormal subject", hint)
+        if lesion is not None and marked and said is False:
+            hint = "correct the mask or the label"
+            raise CaseProblem(
+                name, "mask_in_normal", f"{lesion.sum():.0f} mm2 of lesion", "none in a normal subject", hint
+            )
+        patient = bool(said if marked is None else marked)
+        if patient and scan.split == "train" and self.rule.normal == "subjects":
+            hint = "move the subject out of train, or take tumour-free slices of patients: `normal: slices`"
+            raise CaseProblem(name, "abnormal_in_train", "a subject with a lesion", "normal subjects only", hint)
+        return patient
+
+    def _passed_over(
+        self, split: str, patient: bool, abnormal: bool, z: int, lesion: np.ndarray | None, organ: np.ndarray | None
+    ) -> str:
+        """Why a slice becomes no image; empty when it does."""
+        if organ is not None and not organ[z] >= max(self.rule.min_organ_mm2, 1e-9):
+            return "too_little_organ"
+        if abnormal and lesion is not None and lesion[z] < self.rule.min_lesion_mm2:
+            return "lesion_below_limit"
+        if abnormal and split == "train":
+            return "lesion_in_train"
+        if patient and not abnormal and self.rule.normal == "subjects":
+            return "normal_slice_of_a_patient"
+        return ""
+
+    def _load(self, folder: Path, z: int, sha256: str) -> Pixels:
+        from anomed.preprocess import intensity as transforms
+
+        grey = self.grey(folder)
+        image = cut(grey.image, self.rule.plane, z)
+        if self.each:
+            image = transforms.slice_min_max(image)
+        organ, lesion = (None if mask is None else cut(mask, self.rule.plane, z) for mask in grey[1:])
+        return Pixels(transforms.to_uint8(image), lesion, sha256, organ)
