@@ -37,7 +37,7 @@ def _intensity(args: argparse.Namespace) -> None:
 def _volume(args: argparse.Namespace) -> None:
     from anomed.preprocess.single import volume
 
-    volume(args.image, args.out, args.steps, args.label, args.organ)
+    volume(args.image, args.out, args.steps, args.lesion, args.organ)
 
 
 def _fit(args: argparse.Namespace) -> None:
@@ -177,11 +177,11 @@ def parser() -> argparse.ArgumentParser:
         )
     sub = command(_volume, "one volume through any steps of a chain", kinds)
     sub.add_argument("image", type=Path, help="NIfTI, NRRD or MetaImage file, or the folder of a DICOM series")
-    sub.add_argument("out", type=Path, help=".nii.gz to write; label, organ and transform go beside it")
+    sub.add_argument("out", type=Path, help=".nii.gz to write; lesion, organ and transform go beside it")
     sub.add_argument(
         "--steps", required=True, metavar="LIST", help="for example 'skull_strip, register: {spacing: 2}, z_score'"
     )
-    sub.add_argument("--label", type=Path, metavar="PATH", help="a mask of the lesions, moved along")
+    sub.add_argument("--lesion", type=Path, metavar="PATH", help="a mask of the lesions, moved along")
     sub.add_argument("--organ", type=Path, metavar="PATH", help="a mask of the brain or organ")
 
     sub = command(_fit, "train a method on a domain's normal images")

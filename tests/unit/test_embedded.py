@@ -43,8 +43,8 @@ def test_a_head_is_the_same_alone_as_in_the_cohort(built, atlas):
     for row in embedded.subjects(HEADS).iloc[[3, 9]].itertuples():
         head = embedded_brain.synthesise(atlas, 0, row.subject, row.scanner, row.kind)
         paths = files[row.Index]
-        assert row.kind != "normal" or paths.label is None
-        for path, expected in ((paths.image, head.flair), (paths.organ, head.brain), (paths.label, head.lesion)):
+        assert row.kind != "normal" or paths.lesion is None
+        for path, expected in ((paths.image, head.flair), (paths.organ, head.brain), (paths.lesion, head.lesion)):
             if path is not None:
                 stored = nibabel.load(path)
                 assert np.array_equal(np.asanyarray(stored.dataobj), expected)
@@ -67,9 +67,9 @@ def test_splits_share_no_subject_train_is_normal_and_lesions_have_files(built):
     assert found == {("train", False), ("valid", False), ("valid", True), ("test", False), ("test", True)}
     for scan, paths in zip(scans, files, strict=True):
         assert paths.image.name == scan.source_file
-        assert (paths.label is not None) == scan.abnormal == (scan.pathology in embedded_brain.KINDS)
+        assert (paths.lesion is not None) == scan.abnormal == (scan.pathology in embedded_brain.KINDS)
         if scan.abnormal:
-            assert np.asanyarray(nibabel.load(paths.label).dataobj).any()
+            assert np.asanyarray(nibabel.load(paths.lesion).dataobj).any()
 
 
 def test_default_cohort_shows_every_lesion_in_test_and_no_scanner_only_on_one_side():

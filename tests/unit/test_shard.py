@@ -20,7 +20,7 @@ from anomed.preprocess import shard
 SHAPE = (24, 20, 16)
 AFFINE = np.array([[3.0, 0, 0, -31], [0, 3.5, 0, -40], [0, 0, 4.0, 12], [0, 0, 0, 1]])
 CHAIN: list[Any] = ["organ_mask", {"resample": {"spacing": 5.0}}]
-PATTERNS = {"image": "{subject}.nii.gz", "organ": "{subject}_organ.nii.gz", "label": "{subject}_seg.nii.gz"}
+PATTERNS = {"image": "{subject}.nii.gz", "organ": "{subject}_organ.nii.gz", "lesion": "{subject}_seg.nii.gz"}
 NORMAL, SICK = ("n1", "n2", "n3"), ("a1", "a2")
 OURS = {"image.nii.gz", "organ.nii.gz", "organ_native.nii.gz", "qc.png", "volume.json"}
 
@@ -122,10 +122,10 @@ def test_every_volume_gets_a_folder_and_the_shard_lists_their_digests(prepared: 
     assert list((prepared / "logs").glob("*")) == []
     assert {name: len(digest) for name, digest in cards(out).items()} == dict.fromkeys(NORMAL + SICK, 64)
     for subject in NORMAL + SICK:
-        expected = OURS | {"label.nii.gz"} if subject in SICK else OURS
+        expected = OURS | {"lesion.nii.gz"} if subject in SICK else OURS
         assert {path.name for path in (out / subject).iterdir()} == expected
         assert cards(out)[subject] == records.digest(records.read_card(out / subject / "volume.json"))
-    image, label = (volumes.read_label(out / "a2" / f"{name}.nii.gz", name) for name in ("organ", "label"))
+    image, label = (volumes.read_label(out / "a2" / f"{name}.nii.gz", name) for name in ("organ", "lesion"))
     volumes.check_grid(image, label)
     np.testing.assert_allclose(image.affine[:3, :3], 5 * np.eye(3), atol=1e-6)
 
@@ -137,7 +137,7 @@ def test_the_card_of_a_volume_says_what_was_measured_and_from_what(prepared: Pat
     assert card["facts"]["lesion_ml"] == pytest.approx(64 * voxel)
     raw = {
         key: records.digest_file(prepared / "raw" / f"a1{name}.nii.gz")
-        for key, name in (("image", ""), ("label", "_seg"), ("organ", "_organ"))
+        for key, name in (("image", ""), ("lesion", "_seg"), ("organ", "_organ"))
     }
     assert card["inputs"] == raw
     assert str(prepared) not in (prepared / "out" / "a1" / "volume.json").read_text()
@@ -235,7 +235,7 @@ def _edit(path: Path) -> None:
     ("name", "damage"),
     [
         ("image.nii.gz", _cut),
-        ("label.nii.gz", Path.unlink),
+        ("lesion.nii.gz", Path.unlink),
         ("qc.png", Path.unlink),
         ("volume.json", _edit),
         ("volume.json", _cut),
@@ -334,7 +334,7 @@ FAULTS = {
     "b09": "dicom_gap",
     "b10": "duplicate_subject",
     "b11": "too_thin",
-    "b12": "missing_label",
+    "b12": "missing_lesion",
     "b13": "unreadable_folder",
 }
 GOOD = {"n1": "train", "n2": "valid", "a1": "test"}

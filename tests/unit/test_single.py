@@ -118,9 +118,9 @@ def test_the_label_moves_along_and_keeps_its_classes(
     head: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lesion = put(tmp_path / "in/lesion.nii.gz", LESION, "SRA")
-    anomed(head, out, "--steps", "resample: {spacing: 2}", "--label", lesion)
+    anomed(head, out, "--steps", "resample: {spacing: 2}", "--lesion", lesion)
     data, affine = read(out)
-    label, label_affine = read(out.with_name("head_label.nii.gz"))
+    label, label_affine = read(out.with_name("head_lesion.nii.gz"))
     assert label.dtype == np.uint8
     assert set(np.unique(label)) == {0, 1, 4}
     assert label.shape == data.shape
@@ -221,7 +221,7 @@ def test_another_ending_of_the_output_is_refused(head: Path, out: Path, name: st
     assert refused(out, head, path, "--steps", "z_score") == expected
 
 
-@pytest.mark.parametrize("flag", ["image", "--label", "--organ"])
+@pytest.mark.parametrize("flag", ["image", "--lesion", "--organ"])
 def test_a_file_that_is_not_there_is_named(head: Path, out: Path, tmp_path: Path, flag: str) -> None:
     missing = tmp_path / "in/absent.nii.gz"
     words = [missing, out] if flag == "image" else [head, out, flag, missing]
@@ -244,7 +244,7 @@ def test_a_volume_that_cannot_be_used_is_one_line_and_leaves_nothing(head: Path,
         ),
         (
             "shifted.nii.gz: geometry: found 24 x 20 x 16 voxels",
-            [head, out, "--steps", "z_score", "--label", tmp_path / "in/shifted.nii.gz"],
+            [head, out, "--steps", "z_score", "--lesion", tmp_path / "in/shifted.nii.gz"],
         ),
         ("text.nii.gz: unreadable_volume", [tmp_path / "in/text.nii.gz", out, "--steps", "z_score"]),
         (
@@ -273,9 +273,9 @@ def test_a_failed_call_leaves_what_stood_there(head: Path, out: Path) -> None:
     assert written(out) == ["head.nii.gz"]
 
 
-@pytest.mark.parametrize("flag", ["image", "--label", "--organ"])
+@pytest.mark.parametrize("flag", ["image", "--lesion", "--organ"])
 def test_no_input_is_ever_overwritten(tmp_path: Path, flag: str) -> None:
-    names = {"image": "scan.nii.gz", "--label": "scan_label.nii.gz", "--organ": "scan_organ.nii.gz"}
+    names = {"image": "scan.nii.gz", "--lesion": "scan_lesion.nii.gz", "--organ": "scan_organ.nii.gz"}
     image = put(tmp_path / ("scan.nii.gz" if flag == "image" else "raw.nii.gz"), VALUES)
     mask = put(tmp_path / names[flag], ORGAN) if flag != "image" else image
     before = mask.read_bytes()

@@ -66,7 +66,7 @@ def block(intensity: list[Any] | None = None, spatial: list[Any] | None = None, 
     cut = {"unit": "index", "start": 0, "stop": 15, "step": 1, **slices}
     steps = [{"organ_mask": {"limits_ml": [1, 20]}}] if spatial is None else spatial
     chain = Chain({"spatial": steps, "intensity": intensity or CT, "slices": cut}, "preprocess.test").canonical()
-    patterns = {"label": "{subject}_lesion.nii.gz", "organ": "{subject}_organ.nii.gz", "subjects": "subjects.csv"}
+    patterns = {"lesion": "{subject}_lesion.nii.gz", "organ": "{subject}_organ.nii.gz", "subjects": "subjects.csv"}
     options = check(Volumes.Options, patterns, "domains.heads").model_dump()
     common = {"source": "volumes", "size": 32, "release": None, "fingerprint": "0", "files": {}}
     return {**common, **options, "preprocess": chain}
@@ -225,7 +225,7 @@ def processed(
 ) -> Path:
     """What the spatial chain leaves of a subject."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {"image": np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE), "label": label, "organ": organ}
+    arrays = {"image": np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE), "lesion": label, "organ": organ}
     for key, data in arrays.items():
         if data is not None:
             volumes.write(folder / f"{key}.nii.gz", data, affine)
@@ -355,7 +355,7 @@ def test_without_pixel_truth_every_slice_has_the_label_of_its_subject(tmp_path: 
 @pytest.mark.parametrize(
     ("code", "split", "abnormal", "lesion", "rule", "found"),
     [
-        ("missing_label", "test", True, None, {}, "no lesion mask"),
+        ("missing_lesion", "test", True, None, {}, "no lesion mask"),
         ("empty_mask", "test", True, lesion_of(), {}, "an empty lesion mask"),
         ("mask_in_normal", "test", False, lesion_of(z4=1, z5=2), {}, "6 mm2 of lesion"),
         ("mask_in_normal", "test", False, lesion_of(z9=1), {"stop": 3}, "2 mm2 of lesion"),  # also where none is cut
@@ -430,7 +430,7 @@ def test_millimetres_cut_the_same_slices_as_their_indices(finished: Path) -> Non
 def test_a_domain_without_masks_or_organ_has_labels_alone(finished: Path, tmp_path: Path) -> None:
     masks = shutil.ignore_patterns("*_lesion.nii.gz", "*_organ.nii.gz")
     root = shutil.copytree(finished, tmp_path / "raw", ignore=masks)
-    parameters = block(spatial=[], start=6, stop=7) | {"label": None, "organ": None}
+    parameters = block(spatial=[], start=6, stop=7) | {"lesion": None, "organ": None}
     spatial(root, parameters)
     made = Prepared(intensity(root, parameters))
     assert not made.card["masks"]

@@ -182,14 +182,14 @@ def test_a_chain_names_its_key_and_hides_paths_but_no_option() -> None:
 
 
 def test_image_and_masks_are_loaded_onto_one_grid_and_labels_keep_their_classes(tmp_path: Path) -> None:
-    found = load(scan(tmp_path, label=classes(), organ=blob()))
+    found = load(scan(tmp_path, lesion=classes(), organ=blob()))
     np.testing.assert_array_equal(spatial.array(found["image"]), head())
-    np.testing.assert_array_equal(spatial.array(found["label"]), classes())
+    np.testing.assert_array_equal(spatial.array(found["lesion"]), classes())
     np.testing.assert_array_equal(spatial.array(found["given"]), blob())
-    for key in ("image", "label", "given"):
+    for key in ("image", "lesion", "given"):
         np.testing.assert_allclose(spatial.affine_of(found[key]), OBLIQUE, atol=1e-4)
     assert found["facts"]["lesion_ml"] == pytest.approx((classes() > 0).sum() * VOXEL_ML, rel=1e-5)
-    assert set(found["inputs"]) == {"image", "label", "organ"}
+    assert set(found["inputs"]) == {"image", "lesion", "organ"}
 
 
 def test_a_mask_on_another_grid_or_of_huge_labels_is_refused(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_a_mask_on_another_grid_or_of_huge_labels_is_refused(tmp_path: Path) -> 
     moved, large = tmp_path / "moved.nii.gz", tmp_path / "large.nii.gz"
     nifti(moved, classes(), OBLIQUE + np.array([[0, 0, 0, 2.0], *[[0] * 4] * 3]))
     nifti(large, classes().astype(np.int16) * 300, OBLIQUE)
-    refused("geometry", "moved.nii.gz.*2.00 mm apart", lambda: load(Files(files.image, label=moved)))
+    refused("geometry", "moved.nii.gz.*2.00 mm apart", lambda: load(Files(files.image, lesion=moved)))
     refused("geometry", "moved.nii.gz", lambda: load(Files(files.image, organ=moved)))
-    refused("label_values", "large.nii.gz.*1200.*at most 255", lambda: load(Files(files.image, label=large)))
+    refused("label_values", "large.nii.gz.*1200.*at most 255", lambda: load(Files(files.image, lesion=large)))
 
 
 @pytest.mark.parametrize(
@@ -348,8 +348,8 @@ def test_resampling_keeps_every_value_at_its_place(tmp_path: Path, spacing: floa
     weights = np.array([1.0, -2.0, 0.5, 300])  # a value that is linear in mm tells where it was taken
     grid = np.stack([*np.meshgrid(*map(np.arange, SHAPE), indexing="ij"), np.ones(SHAPE)], axis=-1)
     ramp = nifti(tmp_path / "ramp.nii.gz", (grid @ OBLIQUE.T @ weights).astype(np.float32), OBLIQUE, "ASL")
-    masks = scan(tmp_path, label=classes(), organ=blob())
-    data = step("organ_mask", load(Files(ramp, masks.label, masks.organ)))
+    masks = scan(tmp_path, lesion=classes(), organ=blob())
+    data = step("organ_mask", load(Files(ramp, masks.lesion, masks.organ)))
     data["image"] = load(Files(ramp))["image"]
     found = step("resample", data, spacing=spacing)
     image, affine = spatial.array(found["image"]), spatial.affine_of(found["image"])
@@ -359,7 +359,7 @@ def test_resampling_keeps_every_value_at_its_place(tmp_path: Path, spacing: floa
     known = ((native >= 0) & (native <= np.array(SHAPE) - 1)).all(axis=-1)
     assert known.mean() > 0.7
     np.testing.assert_allclose(image[known], (places @ affine.T @ weights)[known], atol=0.01)
-    label = spatial.array(found["label"])
+    label = spatial.array(found["lesion"])
     assert label.dtype == np.uint8
     assert set(np.unique(label)) == {0, 1, 2, 4}
     for number in (1, 2, 4):
@@ -445,7 +445,7 @@ def test_registration_recovers_a_known_rotation_scale_and_shift(registered: tupl
 def test_lesions_stay_where_they_are_in_the_anatomy_and_are_not_mirrored(
     registered: tuple[Path, dict[str, Any]],
 ) -> None:
-    label = volumes.read_label(registered[0] / "label.nii.gz", "label")
+    label = volumes.read_label(registered[0] / "lesion.nii.gz", "label")
     assert set(np.unique(label.data)) == {0, *LESIONS}
     for number, at in LESIONS.items():
         assert np.linalg.norm(centre(label.data == number, label.affine) - at) < 4, number
@@ -472,7 +472,7 @@ def test_registration_repeats_bit_for_bit(
     )
     assert set(first) == {
         "image.nii.gz",
-        "label.nii.gz",
+        "lesion.nii.gz",
         "organ.nii.gz",
         "organ_native.nii.gz",
         "transform.tfm",

@@ -15,9 +15,9 @@ from anomed.domains.volumes import Volumes
 from anomed.errors import AnomedError
 from anomed.settings import check
 
-BRATS = {"image": "{subject}/{subject}_flair.nii.gz", "label": "{subject}/{subject}_seg.nii.gz"}
-DICOM = {"image": "{subject}/T2_FLAIR/", "label": "{subject}/lesion.nii.gz"}
-SEG = {"label": "{subject}_seg.nii.gz"}
+BRATS = {"image": "{subject}/{subject}_flair.nii.gz", "lesion": "{subject}/{subject}_seg.nii.gz"}
+DICOM = {"image": "{subject}/T2_FLAIR/", "lesion": "{subject}/lesion.nii.gz"}
+SEG = {"lesion": "{subject}_seg.nii.gz"}
 TABLE = {"subjects": "subjects.csv"}
 NORMAL = [f"n{i:02d}" for i in range(11)]
 SICK = [f"a{i:02d}" for i in range(7)]
@@ -164,7 +164,7 @@ def test_a_normal_subject_keeps_its_lesion_file_for_the_chain_to_look_at(listed:
     put(listed, "s1_seg.nii.gz")
     scan = source(listed, **TABLE, **SEG).scans()[0]
     assert scan.abnormal is False
-    assert scan.fetch().label == listed / "s1_seg.nii.gz"
+    assert scan.fetch().lesion == listed / "s1_seg.nii.gz"
 
 
 def test_subject_stands_several_times_in_a_pattern_and_must_be_the_same(cohort: Path, root: Path) -> None:
@@ -215,7 +215,7 @@ def test_masks_and_organs_are_no_images_although_the_pattern_of_images_fits(coho
 
 def test_an_image_keeps_its_name_although_the_pattern_of_labels_fits(root: Path) -> None:
     put(root, *(f"{name}_t1.nii.gz" for name in NORMAL + SICK), *(f"{name}.nii.gz" for name in SICK))
-    scans = source(root, image="{subject}_t1.nii.gz", label="{subject}.nii.gz").scans()
+    scans = source(root, image="{subject}_t1.nii.gz", lesion="{subject}.nii.gz").scans()
     assert {scan.subject_id for scan in scans if scan.abnormal} == set(SICK)
 
 
@@ -287,7 +287,7 @@ def test_excluded_subjects_are_left_out_and_an_unknown_one_is_an_error(cohort: P
 def test_missing_files_are_problems_of_their_subject(listed: Path) -> None:
     (listed / "s1.nii.gz").unlink()
     (listed / "s4_seg.nii.gz").unlink()
-    assert faults(listed, **TABLE, **SEG) == [("s1", "missing_image"), ("s4", "missing_label")]
+    assert faults(listed, **TABLE, **SEG) == [("s1", "missing_image"), ("s4", "missing_lesion")]
     (listed / "s3_seg.nii.gz").unlink()
     assert faults(listed, **TABLE) == [("s1", "missing_image")], "no pixel truth, no mask needed"
     put(listed, "brains/s1.nii.gz", "brains/s2.nii.gz", "brains/s4.nii.gz")
@@ -297,7 +297,7 @@ def test_missing_files_are_problems_of_their_subject(listed: Path) -> None:
 def test_a_path_in_the_table_that_leads_nowhere_is_not_replaced_by_the_pattern(root: Path) -> None:
     put(root, "s1.nii.gz", "s2.nii.gz", "s2_seg.nii.gz")
     table(root, "subject,split,label,image,lesion", "s1,train,0,elsewhere.nii.gz,", "s2,test,1,,no.nii.gz")
-    assert faults(root, **TABLE, **SEG) == [("s1", "missing_image"), ("s2", "missing_label")]
+    assert faults(root, **TABLE, **SEG) == [("s1", "missing_image"), ("s2", "missing_lesion")]
 
 
 def test_files_of_subjects_that_the_table_does_not_list_are_problems(listed: Path) -> None:
@@ -341,15 +341,15 @@ def test_one_image_of_two_subjects_is_a_problem(listed: Path) -> None:
         ("{subject}.dcm", "one DICOM file"),
     ],
 )
-@pytest.mark.parametrize("key", ["image", "label", "organ"])
+@pytest.mark.parametrize("key", ["image", "lesion", "organ"])
 def test_a_pattern_that_cannot_be_one_is_named_with_its_key(root: Path, key: str, pattern: str, fault: str) -> None:
     with pytest.raises(AnomedError, match=rf"^domains\.heads\.{key}: .*{fault}.*expected a path relative to root"):
         source(root, **{key: pattern})
 
 
 def test_one_pattern_for_two_kinds_is_refused(root: Path) -> None:
-    with pytest.raises(AnomedError, match=r"^domains\.heads\.label: .* is the pattern of `image` as well"):
-        source(root, label="{subject}.nii.gz")
+    with pytest.raises(AnomedError, match=r"^domains\.heads\.lesion: .* is the pattern of `image` as well"):
+        source(root, lesion="{subject}.nii.gz")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def prepared(hospital: Path, tmp_path_factory: pytest.TempPathFactory) -> Projec
     """A project that was killed in the middle of the volumes, and run again."""
     project = Project(tmp_path_factory.mktemp("project"))
     block = {"source": "volumes", "root": str(hospital), "image": "{subject}_flair.nii.gz", "size": 64}
-    block |= {"label": "{subject}_lesion.nii.gz", "subjects": "subjects.csv", "preprocess": "head", "shards": 2}
+    block |= {"lesion": "{subject}_lesion.nii.gz", "subjects": "subjects.csv", "preprocess": "head", "shards": 2}
     project.edit(lambda params: params.update(domains={"hospital": block}, preprocess=shipped.params()["preprocess"]))
     project.edit(lambda params: params["run"].update(domains=["hospital"], systems=["constant"]))
     volumes = project.folder / VOLUMES

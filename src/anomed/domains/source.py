@@ -12,10 +12,13 @@ from anomed.settings import Settings
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one scan: a file, or the folder of a DICOM series. label: the lesions. organ: the brain or organ."""
+    """The files of one scan: volumes, or the folders of DICOM series.
+
+    lesion: its lesions, any label above 0; organ: the brain or organ, likewise; on the grid of the image.
+    """
 
     image: Path
-    label: Path | None = None
+    lesion: Path | None = None
     organ: Path | None = None
 
 
@@ -23,8 +26,8 @@ class Files:
 class Scan:
     """One volume that a volumetric source offers; nothing is read before `fetch`, which may raise CaseProblem.
 
-    abnormal: whether the subject has a lesion; None leaves it to the label. source_file: name of the image relative to
-    the source's root.
+    abnormal: whether the subject has a lesion; None leaves it to the lesion file. source_file: name of the image
+    relative to the source's root.
     """
 
     subject_id: str
@@ -36,7 +39,7 @@ class Scan:
 
 
 class Source:
-    """Base of every domain source: subclass it once, register it, and fill `cases`.
+    """Base of every domain source: subclass it once, register it, and fill `cases` or `scans`.
 
     domain: the key in params.yaml. options: the validated `Options` of the block. root: the folder or zip that the
     block's `root` names (None: the source needs none). work: a scratch folder that may be deleted at any time.

@@ -69,13 +69,13 @@ class Volumes(Source):
     """
 
     class Options(Source.Options):
-        """image, label, organ: patterns of the volume, the lesion mask (without it the domain has no pixel truth) and
+        """image, lesion, organ: patterns of the volume, the lesion mask (without it the domain has no pixel truth) and
         the brain or organ mask, relative to root. subjects: the table, relative to root. split, seed: how to divide
         subjects that the table does not. exclude: subjects to leave out, each with the reason.
         """
 
         image: str = "{subject}.nii.gz"
-        label: str | None = None
+        lesion: str | None = None
         organ: str | None = None
         subjects: str | None = None
         split: Shares = Field(default_factory=Shares)
@@ -85,7 +85,7 @@ class Volumes(Source):
     def __init__(self, domain: str, options: Any, root: Path | None, work: Path):
         super().__init__(domain, options, root, work)
         self._where = f"domains.{domain}"
-        patterns = {"image": options.image, "label": options.label, "organ": options.organ}
+        patterns = {"image": options.image, "lesion": options.lesion, "organ": options.organ}
         self._patterns: dict[str, str] = {kind: pattern for kind, pattern in patterns.items() if pattern is not None}
         seen: dict[str, str] = {}
         for kind, pattern in self._patterns.items():
@@ -108,7 +108,7 @@ class Volumes(Source):
 
     @property
     def has_masks(self) -> bool:
-        return self.options.label is not None
+        return self.options.lesion is not None
 
     def fingerprint(self) -> str:
         """Digest of the names and contents of the table and of the subjects' files, others left out.
@@ -182,18 +182,18 @@ class Volumes(Source):
 
     def _left_over(self, everyone: list[Subject]) -> Iterator[tuple[str, str, str]]:
         """Images, and masks without one, that fit a pattern and belong to no subject: kind, subject, path."""
-        images, masks = self._layout.matches["image"], self._layout.matches["label"]
+        images, masks = self._layout.matches["image"], self._layout.matches["lesion"]
         known = {subject.name for subject in everyone} | self.options.exclude.keys()
         named = {path for subject in everyone for path in subject.paths.values()}  # perhaps for another subject
         alone = {name: path for name, path in masks.items() if name not in images}
-        for kind, paths in (("image", images), ("label", alone)):
+        for kind, paths in (("image", images), ("lesion", alone)):
             yield from ((kind, name, path) for name, path in paths.items() if name not in known and path not in named)
 
     def _faults(self, subject: Subject, owners: dict[str, str]) -> Iterator[CaseProblem]:
         """What keeps a subject from being used. owners: whose each image is, filled in here."""
         name, paths = subject.name, subject.paths
-        needed = {"image", "organ"} if subject.abnormal is not True else {"image", "organ", "label"}
-        for kind in ("image", "label", "organ"):
+        needed = {"image", "organ"} if subject.abnormal is not True else {"image", "organ", "lesion"}
+        for kind in ("image", "lesion", "organ"):
             expected = paths.get(kind)
             if expected is None and kind in needed and kind in self._patterns:
                 expected = self._patterns[kind].replace("{subject}", name)
@@ -222,7 +222,7 @@ class Volumes(Source):
             )
         if not self.has_masks and any(row.abnormal is None for row in kept):
             raise AnomedError(
-                f"{self._where}: nothing says which subjects have a lesion; set {self._where}.label to the pattern of "
+                f"{self._where}: nothing says which subjects have a lesion; set {self._where}.lesion to the pattern of "
                 f"the lesion masks, or {self._where}.subjects to a table with a column `label`"
             )
         for row in kept:
@@ -239,7 +239,7 @@ class Volumes(Source):
         paths = {**found, **row.paths}
         abnormal = row.abnormal
         if abnormal is None:
-            abnormal = (True if self.options.subjects is None else None) if "label" in paths else False
+            abnormal = (True if self.options.subjects is None else None) if "lesion" in paths else False
         return replace(row, paths=paths, abnormal=abnormal)
 
     def _table(self) -> list[Subject] | None:
@@ -249,11 +249,11 @@ class Volumes(Source):
         if name not in self._entries:
             raise AnomedError(f"{self._folder / name}: not found; {self._where}.subjects names the table of subjects")
         rows = volumes_table.read(self._folder / name)
-        masks = [row.place for row in rows if "label" in row.paths]
+        masks = [row.place for row in rows if "lesion" in row.paths]
         if masks and not self.has_masks:
             raise AnomedError(
                 f"{self.root}: {masks[0]}: found a path in `lesion`, but the domain has no pixel truth; set "
-                f"{self._where}.label to the pattern of the lesion masks, or rename the column"
+                f"{self._where}.lesion to the pattern of the lesion masks, or rename the column"
             )
         return rows
 

@@ -11,7 +11,7 @@ _DETACHED = (".mhd", ".nhdr")  # headers whose voxels lie in other files
 class Layout:
     """The files below a root, by names with forward slashes, and the patterns that tell their meaning.
 
-    matches: by kind of pattern (image, label, organ), the file or folder of every subject that is there.
+    matches: by kind of pattern (image, lesion, organ), the file or folder of every subject that is there.
     """
 
     def __init__(self, names: Iterable[str], patterns: Mapping[str, str]):
@@ -21,7 +21,7 @@ class Layout:
             parts = name.split("/")
             for depth in range(len(parts) + 1):
                 self._below["/".join(parts[:depth])].append(name)
-        self.matches: dict[str, dict[str, str]] = {"image": {}, "label": {}, "organ": {}}
+        self.matches: dict[str, dict[str, str]] = {"image": {}, "lesion": {}, "organ": {}}
         taken: set[str] = set()
         # `{subject}.nii.gz` fits s1_seg.nii.gz as well: a file is what the pattern with most letters of its own says
         for kind in sorted(patterns, key=lambda kind: -len(patterns[kind].replace("{subject}", ""))):

@@ -8,7 +8,7 @@ from pathlib import Path
 from anomed.domains import volumes_layout
 from anomed.errors import AnomedError
 
-PATHS = {"image": "image", "lesion": "label", "organ": "organ"}  # columns of paths: the options that they stand for
+PATHS = ("image", "lesion", "organ")  # columns of paths
 KNOWN = {"subject", "split", "label", "pathology", *PATHS}
 SPLITS = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 LABELS = {"0": False, "normal": False, "1": True, "abnormal": True}
@@ -18,7 +18,7 @@ LABELS = {"0": False, "normal": False, "1": True, "abnormal": True}
 class Subject:
     """One subject by name. place: its line or file, for messages. split, abnormal: None where nothing says so yet.
 
-    paths: by option (image, label, organ), relative to root; they may lead nowhere.
+    paths: by column (image, lesion, organ), relative to root; they may lead nowhere.
     """
 
     name: str
@@ -84,5 +84,5 @@ def _row(header: list[str], cells: list[str], place: str) -> Subject:
         split=None if split is None else SPLITS[split],
         abnormal=None if label is None else LABELS[label.lower()],
         pathology=row.get("pathology", ""),
-        paths={kind: row[column].removesuffix("/") for column, kind in PATHS.items() if row.get(column)},
+        paths={column: row[column].removesuffix("/") for column in PATHS if row.get(column)},
     )

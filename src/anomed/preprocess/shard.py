@@ -14,7 +14,7 @@ from anomed.preprocess.steps import Step
 from anomed.settings import check
 
 CARD = "volume.json"
-OURS = r"(image|label|organ|organ_native)\.nii\.gz|transform\.tfm|qc\.png|volume\.json"
+OURS = r"(image|lesion|organ|organ_native)\.nii\.gz|transform\.tfm|qc\.png|volume\.json"
 PACKAGES = ("monai", "SimpleITK", "deepbet", "nibabel", "numpy", "scipy", "torch")
 
 
@@ -76,7 +76,7 @@ def spatial(
 
 def row(scan: Scan, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
     """A finished volume as quality control lists it."""
-    kind = {True: "abnormal", False: "normal", None: "by its label"}[scan.abnormal]
+    kind = {True: "abnormal", False: "normal", None: "by its voxels"}[scan.abnormal]
     return {
         "subject": scan.subject_id,
         "split": scan.split,
@@ -135,7 +135,7 @@ def _identity(path: Path) -> Any:
 def process(
     subject: str, raw: Files, chain: list[Step], files: dict[str, Path], out: Path
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """One scan through the chain into the empty folder `out`: image (float32), label and organ (uint8) as .nii.gz, the
+    """One scan through the chain into the empty folder `out`: image (float32), lesion and organ (uint8) as .nii.gz, the
     organ on the scan's own grid with its header, the transform (ITK, template mm to scan mm) and a picture.
 
     Returns what the steps measured, and the hashes of the scan's files. Raises CaseProblem.
@@ -147,15 +147,15 @@ def process(
 
     data = steps.run(spatial.compose(chain, files), {"subject": subject, "files": raw})
     facts = {name: round(value, 6) for name, value in data["facts"].items()}
-    label = spatial.array(data["label"]) > 0 if "label" in data else None
-    if label is not None and facts["lesion_ml"] and not label.any():
+    lesion = spatial.array(data["lesion"]) > 0 if "lesion" in data else None
+    if lesion is not None and facts["lesion_ml"] and not lesion.any():
         hint = "choose a finer spacing"
         raise CaseProblem(
             subject, "lesion_lost", "no marked voxel after resampling", "some of the lesion's voxels", hint
         )
-    if label is not None and "organ" in data and label.any():
+    if lesion is not None and "organ" in data and lesion.any():
         facts["lesion_outside_percent"] = round(
-            float(100 * (label & ~(spatial.array(data["organ"]) > 0)).sum() / label.sum()), 3
+            float(100 * (lesion & ~(spatial.array(data["organ"]) > 0)).sum() / lesion.sum()), 3
         )
     for key in spatial.KEYS:
         if key in data:
@@ -172,6 +172,6 @@ def process(
         np.linalg.norm(a[:3, :3], axis=0) for a in (native.volume.affine, spatial.affine_of(data["image"]))
     )
     outline = data.get("outline")
-    shown = native.volume.data, native.organ, before_edges, after, outline, after_edges, label
+    shown = native.volume.data, native.organ, before_edges, after, outline, after_edges, lesion
     (out / "qc.png").write_bytes(qc.picture(*shown))
     return facts, data["inputs"]

@@ -12,9 +12,9 @@ from anomed.preprocess import intensity_steps, spatial_steps, steps
 SUFFIX = ".nii.gz"
 
 
-def volume(image: Path, out: Path, text: str, label: Path | None, organ: Path | None) -> None:
+def volume(image: Path, out: Path, text: str, lesion: Path | None, organ: Path | None) -> None:
     """Write `image` after the steps of `text` (as in params.yaml, spatial ones first) to `out`: float32, or uint8 where
-    the last step gives grey levels. Beside it, where there are any: `<out>_label.nii.gz`, `<out>_organ.nii.gz`,
+    the last step gives grey levels. Beside it, where there are any: `<out>_lesion.nii.gz`, `<out>_organ.nii.gz`,
     `<out>_organ_native.nii.gz` (on the image's own grid, with its header) and `<out>_transform.tfm`. Prints what the
     steps measured. Raises AnomedError.
     """
@@ -41,15 +41,15 @@ def volume(image: Path, out: Path, text: str, label: Path | None, organ: Path | 
         raise AnomedError(
             f"--steps: found no step; name some of {', '.join([*spatial_steps.STEPS, *intensity_steps.STEPS])}"
         )
-    written = [out, *(_beside(out, part) for part in ("label", "organ", "organ_native"))]
-    for path in (image, label, organ):
+    written = [out, *(_beside(out, part) for part in ("lesion", "organ", "organ_native"))]
+    for path in (image, lesion, organ):
         if path is not None and not path.exists():
             raise AnomedError(f"{path}: not found; give the path of a volume")
         if path is not None and path.resolve() in [target.resolve() for target in written]:
             raise AnomedError(f"{path}: would be overwritten; give the result another name")
     if organ and not any(name in ("skull_strip", "organ_mask") for name, _ in spatial):
         raise AnomedError("--organ: no step uses it; add organ_mask, or skull_strip: {backend: mask}")
-    _run(Files(image, label, organ), out, spatial, intensity)
+    _run(Files(image, lesion, organ), out, spatial, intensity)
 
 
 def _beside(out: Path, part: str, suffix: str = SUFFIX) -> Path:
@@ -75,7 +75,7 @@ def _run(raw: Files, out: Path, spatial: list[Any], intensity: list[Any]) -> Non
         image = levels.to_uint8(image)
     out.parent.mkdir(parents=True, exist_ok=True)
     volumes.write(out, image, affine)
-    for key in ("label", "organ"):
+    for key in ("lesion", "organ"):
         if key in data:
             volumes.write(_beside(out, key), space.array(data[key]), affine)
     if data["native"].organ is not None:

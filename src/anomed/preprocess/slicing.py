@@ -62,7 +62,7 @@ def intensity(
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """What the spatial chain left of a subject, as MONAI's transforms take it: image, label and organ, if any."""
+    """What the spatial chain left of a subject, as MONAI's transforms take it: image, lesion and organ, if any."""
     from anomed import volumes as files
     from anomed.preprocess import spatial
 
@@ -90,7 +90,7 @@ def _grey(chain: list[Step], fitted: dict[str, Any], folder: Path) -> Grey:
     from anomed.preprocess import intensity as transforms
 
     data = steps.run(transforms.compose(chain, fitted), load(folder))
-    organ, lesion = (data[key][0].numpy() > 0 if key in data else None for key in ("organ", "label"))
+    organ, lesion = (data[key][0].numpy() > 0 if key in data else None for key in ("organ", "lesion"))
     return Grey(data["image"][0].numpy(), organ, lesion)
 
 
@@ -124,7 +124,7 @@ class Cutter:
             )
         axis = PLANES[self.rule.plane]
         area = float(np.linalg.norm(np.cross(*np.delete(affine[:3, :3], axis, axis=1).T)))
-        lesion = self._areas(data.get("label"), axis, area)
+        lesion = self._areas(data.get("lesion"), axis, area)
         organ = self._areas(data.get("organ"), axis, area)
         blank = np.ptp(np.moveaxis(data["image"][0].numpy(), axis, 0).reshape(shape[axis], -1), axis=1) == 0
         patient = self._patient(scan, lesion)
@@ -162,7 +162,7 @@ class Cutter:
         name, said = scan.subject_id, scan.abnormal
         if marked is None and said and self.has_masks:
             hint = "add the file, or take the subject out"
-            raise CaseProblem(name, "missing_label", "no lesion mask", "one for every abnormal subject", hint)
+            raise CaseProblem(name, "missing_lesion", "no lesion mask", "one for every abnormal subject", hint)
         if marked is False and said:
             hint = "correct the mask or the label"
             raise CaseProblem(name, "empty_mask", "an empty lesion mask", "a marked voxel in an abnormal subject", hint)

@@ -1,6 +1,6 @@
 """MONAI dictionary transforms that load, mask and move volumes; `compose` makes a chain of them.
 
-They pass on a dictionary: `subject`, `files` (a source's Files), then `image` (float32), `label` and `organ` (uint8),
+They pass on a dictionary: `subject`, `files` (a source's Files), then `image` (float32), `lesion` and `organ` (uint8),
 each a MetaTensor of 1 x X x Y x Z in RAS order with its affine, absent where there is none; `given`, an organ file that
 no step has used; `facts`, what each step measured; `native`, the scan as it came; `transform` and `outline` of a
 registration.
@@ -27,7 +27,7 @@ from anomed.preprocess.spatial_steps import BiasField, OrganMask, Register, Resa
 from anomed.preprocess.steps import Step
 from anomed.volumes import Volume
 
-KEYS = ("image", "label", "organ")
+KEYS = ("image", "lesion", "organ")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LoadVolumed(Transform):
         out = {**data, "facts": {}, "native": Native(volume), "inputs": {"image": volume.sha256}}
         out["image"] = tensor(volume.data.astype(np.float32), volume.affine)
         voxel = abs(np.linalg.det(volume.affine[:3, :3])) / 1000
-        for key, path in (("label", files.label), ("organ", files.organ)):
+        for key, path in (("lesion", files.lesion), ("organ", files.organ)):
             if path is not None:
                 mask = volumes.read_label(path, f"{subject}: {path.name}")
                 volumes.check_grid(volume, mask)
@@ -71,8 +71,8 @@ class LoadVolumed(Transform):
                     hint = "write classes as numbers below 256"
                     raise CaseProblem(mask.name, "label_values", f"a label of {mask.data.max()}", "at most 255", hint)
                 out["inputs"][key] = mask.sha256
-                out[key if key == "label" else "given"] = tensor(mask.data.astype(np.uint8), volume.affine)
-                if key == "label":
+                out[key if key == "lesion" else "given"] = tensor(mask.data.astype(np.uint8), volume.affine)
+                if key == "lesion":
                     out["facts"]["lesion_ml"] = float((mask.data > 0).sum() * voxel)
         return out
 
@@ -131,7 +131,7 @@ class BiasFieldd(MapTransform):
 
 
 class Registerd(MapTransform):
-    """Registers the image to a template and resamples image (linear), label and organ (nearest) onto its grid."""
+    """Registers the image to a template and resamples image (linear), lesion and organ (nearest) onto its grid."""
 
     def __init__(self, options: Register, files: dict[str, Path]):
         super().__init__(KEYS, allow_missing_keys=True)
@@ -165,7 +165,7 @@ class Registerd(MapTransform):
 
 
 class Resampled(MapTransform):
-    """Cubic voxels by MONAI's Spacing: image linear, label and organ nearest neighbour."""
+    """Cubic voxels by MONAI's Spacing: image linear, lesion and organ nearest neighbour."""
 
     def __init__(self, options: Resample):
         super().__init__(KEYS, allow_missing_keys=True)
