@@ -110,20 +110,24 @@ class BiasFieldd(MapTransform):
         self.options = options
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
-        image, affine = array(data["image"]), affine_of(data["image"])
+        image, affine, subject = array(data["image"]), affine_of(data["image"]), data["subject"]
         full = volumes.to_sitk(image, affine)
         where = (
             array(data["organ"]) > 0 if "organ" in data else volumes.from_sitk(sitk.OtsuThreshold(full, 0, 1))[0] > 0
         )
         if (image < 0).mean() > 0.01:
             found, hint = f"values down to {image.min():g}", "take bias_field out of the chain: CT has none"
-            raise CaseProblem(data["subject"], "negative_values", found, "a magnitude image, 0 and above", hint)
+            raise CaseProblem(subject, "negative_values", found, "a magnitude image, 0 and above", hint)
         mask = volumes.to_sitk((where & (image > 0)).astype(np.uint8), affine)
         shrink = [max(1, min(self.options.shrink, size // 12)) for size in image.shape]
         filter_ = sitk.N4BiasFieldCorrectionImageFilter()
         filter_.SetNumberOfThreads(1)
         filter_.SetMaximumNumberOfIterations(self.options.iterations)
-        filter_.Execute(sitk.Shrink(full, shrink), sitk.Shrink(mask, shrink))
+        try:
+            filter_.Execute(sitk.Shrink(full, shrink), sitk.Shrink(mask, shrink))
+        except RuntimeError as error:
+            hint = "look at the image: too little of it is organ, or above 0"
+            raise CaseProblem(subject, "bias_field_failed", volumes.reason(error), "a fit", hint) from None
         field = volumes.from_sitk(filter_.GetLogBiasFieldAsImage(full))[0]
         inside = field[where]
         out = {**data, "image": tensor(image / np.exp(field - np.float32(np.median(inside))), affine)}
