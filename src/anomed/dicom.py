@@ -101,7 +101,7 @@ def _slices(folder: Path, name: str) -> list[Slice]:
     import SimpleITK
 
     try:
-        paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "DICOMDIR")
+        paths = sorted(path for path in folder.iterdir() if path.is_file() and _wanted(path.name))
     except OSError as error:
         raise CaseProblem(name, "unreadable_folder", str(error), "a folder to list", "check its permissions") from None
     slices = []
@@ -124,6 +124,11 @@ def _slices(folder: Path, name: str) -> list[Slice]:
         rescale = tuple(tags.get(key, "") for key in _RESCALE)
         slices.append(Slice(path, tags.get(_SERIES, ""), position, orientation, grid, rescale))
     return slices
+
+
+def _wanted(name: str) -> bool:
+    """Not the directory of a medium, nor what macOS leaves beside every file."""
+    return name != "DICOMDIR" and not name.startswith("._")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

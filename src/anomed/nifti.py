@@ -36,6 +36,10 @@ def decode(path: Path, name: str) -> tuple[np.ndarray, np.ndarray, str, Any]:
     dtype = header.get_data_dtype()
     if dtype.kind not in "iuf":
         raise grids.not_scalar(name, "colours" if dtype.fields else f"{dtype} numbers")
+    unit = header.get_xyzt_units()[0]
+    if unit not in ("mm", "unknown"):
+        hint = "give millimetres (nibabel: scale the affine, then header.set_xyzt_units('mm'))"
+        raise CaseProblem(name, "units", f"a header in the unit {unit}", "mm", hint)
     affine = _affine(name, header, kind.header_class(raw[:size], check=False)["pixdim"][1:4])
     if len(raw) < (end := int(header.get_data_offset()) + math.prod(header.get_data_shape()) * dtype.itemsize):
         raise ValueError(f"{len(raw):,} bytes where the header promises {end:,}")

@@ -53,6 +53,8 @@ class Plan:
         for domain in self.domains:
             self.prepare_params(domain)  # of a domain of volumes: the files of its chain as well
             self.card(domain)
+            if domain in self.volumetric and os.path.exists(self.root(domain) or "."):  # noqa: PTH110
+                self._check_scans(domain)
         for system in self.systems:
             self.fit_params(system)
 
@@ -108,6 +110,23 @@ class Plan:
             block["files"] = {name: records.digest_file(path) for name, path in self.chain_files(domain).items()}
         return block
 
+    def _check_scans(self, domain: str) -> None:
+        """Raises AnomedError for what would stop a domain only after all of its volumes were processed."""
+        block, card = self.params.domains[domain], cards.load(domain, CARDS)
+        if block.release and (card is None or block.source not in card.sources):
+            text = f"release is official, but data/cards/{domain}.yaml does not describe source {block.source!r}"
+            raise AnomedError(f"domains.{domain}: {text}")
+        scans = self.source(domain).scans()
+        for split in ("train", "test"):
+            if split not in {scan.split for scan in scans}:
+                raise AnomedError(f"domains.{domain}: found no volume in {split}, of {len(scans)} without problems")
+        wrong = [scan.subject_id for scan in scans if scan.split == "train" and scan.abnormal]
+        if wrong and self.params.chains[str(block.preprocess)].slices.normal == "subjects":
+            raise AnomedError(
+                f"domains.{domain}: {len(wrong)} abnormal subjects in train ({', '.join(wrong[:5])}); move them to "
+                "valid or test, or take tumour-free slices of patients (`slices: {normal: slices}`)"
+            )
+
     def chain_files(self, domain: str) -> dict[str, Path]:
         """The files outside the project that a domain's chain reads. Raises AnomedError when one is missing."""
         return self.params.chains[str(self.params.domains[domain].preprocess)].files()
@@ -128,7 +147,8 @@ class Plan:
                 if made == self.params.domain_blocks[domain]:
                     print(f"warning: domains.{domain}: {error}; going on with what is prepared", file=sys.stderr)
                     return str(fingerprint)
-            raise AnomedError(f"domains.{domain}: {error}") from None
+            where = "" if str(error).startswith(f"domains.{domain}") else f"domains.{domain}: "
+            raise AnomedError(f"{where}{error}") from None
 
     @cache  # noqa: B019
     def fit_params(self, system: str) -> str:

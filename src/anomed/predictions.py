@@ -201,7 +201,7 @@ def _loss(prepared: Prepared, table: pd.DataFrame, spool: _Spool, rows: np.ndarr
             f"anomaly maps: coded in 16 bits they lose {auroc:.1e} of pixel AUROC and {ap:.1e} of AP on the "
             f"{len(judged)} valid images, expected at most {curves.LOSS}: too many scores lie too close "
             "together; let the method output logits, log-likelihoods or distances rather than probabilities or other "
-            "saturated values"
+            "saturated values; where it shows grey levels, clip fewer of them (a wider window in `preprocess:`)"
         )
     return {**facts, "auroc_loss": auroc, "ap_loss": ap, "reason": None}
 

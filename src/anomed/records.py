@@ -78,14 +78,20 @@ def _still_wanted() -> None:
 def sweep(folder: Path, pattern: str = "**/.*.partial") -> None:
     """Remove what killed jobs left half-written below `folder`."""
     for stale in folder.glob(pattern):
-        shutil.rmtree(stale, ignore_errors=True) if stale.is_dir() else stale.unlink(missing_ok=True)
+        _remove(stale)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _partial(target: Path) -> Path:
     """A fresh temporary name beside `target`; what a killed predecessor left there is removed."""
     _still_wanted()  # an orphan must not take away what its successor is writing
     target.parent.mkdir(parents=True, exist_ok=True)
-    sweep(target.parent, f".{target.name}.*.partial")
+    ours = re.compile(rf"\.{re.escape(target.name)}\.\d+\.partial")  # not those of a neighbour named `<name>.<more>`
+    for stale in [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]:
+        _remove(stale)
     return target.with_name(f".{target.name}.{os.getpid()}.partial")
 
 

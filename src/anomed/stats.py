@@ -72,7 +72,8 @@ def interval(replicates: np.ndarray, units: int, value: float | None = None) -> 
         return Interval(float(low), float(high), None)
     half = reach * known.std() / (value * (1 - value))
     low, high = expit(logit(value) - half), expit(logit(value) + half)
-    return Interval(float(max(low, min(known.min(), value))), float(min(high, max(known.max(), value))), None)
+    low, high = min(value, max(low, known.min())), max(value, min(high, known.max()))  # rounding moves no end past it
+    return Interval(float(low), float(high), None)
 
 
 def difference(first: np.ndarray, second: np.ndarray, units: int) -> Difference:

@@ -229,9 +229,16 @@ def _itk(path: Path, name: str) -> tuple[np.ndarray, np.ndarray, str]:
             raise CaseProblem(name, "missing_file", f"no data file {part.name}", "the file that the header names", hint)
         sha256 = records.digest([[path.name, sha256], [part.name, records.digest_file(part)]])
     image = _sitk().ReadImage(str(path))
-    if not re.search(rb"^(space:|TransformMatrix|Orientation|Rotation)", head, re.MULTILINE):
+    if path.suffix.lower() in (".nrrd", ".nhdr"):
+        space = re.search(rb"^space: *(\w+-\w+-\w+|[LRAPIS]{3})\s*$", head, re.MULTILINE)
+        oriented = space and b"scanner" not in space[1] and re.search(rb"^space directions:", head, re.MULTILINE)
+        wanted = "`space` naming the patient's sides, and `space directions`"
+    else:
+        oriented = re.search(rb"^(TransformMatrix|Orientation|Rotation)", head, re.MULTILINE)
+        wanted = "TransformMatrix"
+    if not oriented:
         hint = "left and right are unknown: convert the scanner's files again"
-        raise CaseProblem(name, "no_orientation", "neither space nor TransformMatrix", "one of them", hint)
+        raise CaseProblem(name, "no_orientation", "a header without it", wanted, hint)
     return *_decoded(image, name), sha256
 
 

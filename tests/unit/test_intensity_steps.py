@@ -314,7 +314,7 @@ def test_an_organ_of_one_value_but_for_few_voxels_has_no_percentiles() -> None:
     with pytest.raises(CaseProblem, match="sub-6: constant_organ: found 3 at the percentiles 1 and 99 of the organ"):
         intensity.fit([step("nyul")], [volume])
     with pytest.raises(RuntimeError) as caught:
-        intensity.compose([step("percentile")], {})(volume)
+        intensity.compose([step("percentile", low=1, high=99)], {})(volume)
     assert "found 3 at the percentiles 1 and 99" in str(caught.value.__cause__)
     assert run([step("z_score")], volume)[3, 7, 2] == 255
 

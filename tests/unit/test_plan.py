@@ -97,3 +97,24 @@ def test_gpus_are_asked_for_by_parameter_alone(config: dict[str, Any]) -> None:
     config["run"]["device"] = "cuda"
     assert Plan(config).gpu("patchcore") == 1
     assert Plan(config).gpu("random") == 0
+
+
+def test_what_would_stop_a_domain_of_volumes_at_its_end_stops_it_at_once(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.nii.gz").write_bytes(b"")
+    (tmp_path / "s.csv").write_text("subject,split,label\na,train,0\nb,train,1\nc,test,1\n")
+    block = {"source": "volumes", "root": str(tmp_path), "subjects": "s.csv", "preprocess": "head"}
+    config["domains"]["brain_mri"] = block
+    with pytest.raises(AnomedError, match=r"1 abnormal subjects in train \(b\)"):
+        Plan(config).check()
+    config["preprocess"]["head"]["slices"]["normal"] = "slices"
+    Plan(config).check()
+    block["release"] = "official"
+    with pytest.raises(AnomedError, match=r"release is official, but data/cards/brain_mri.yaml does not describe"):
+        Plan(config).check()
+    del block["release"]
+    (tmp_path / "s.csv").write_text("subject,split,label\na,train,0\nb,valid,1\nc,valid,1\n")
+    with pytest.raises(AnomedError, match="found no volume in test, of 3"):
+        Plan(config).check()

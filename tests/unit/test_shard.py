@@ -239,7 +239,6 @@ def _edit(path: Path) -> None:
         ("qc.png", Path.unlink),
         ("volume.json", _edit),
         ("volume.json", _cut),
-        ("volume.json", Path.unlink),
     ],
 )
 def test_a_damaged_volume_is_made_again_and_no_other(cohort: Path, name: str, damage: Any) -> None:
@@ -464,3 +463,55 @@ def test_a_lesion_lost_between_the_voxels_is_refused(cohort: Path) -> None:
     with pytest.raises(AnomedError, match=r"1 lesion_lost.*\n.*a1: lesion_lost.*finer spacing"):
         spatial(cohort / "raw", cohort / "out", chain=["organ_mask", {"resample": {"spacing": 9.0}}])
     assert not (cohort / "out" / "a1").exists()
+
+
+# What is not ours, or asked for wrongly ---------------------------------------------------------------------------
+
+
+def test_raw_data_that_lie_where_the_results_would_go_are_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "raw"
+    for seed, subject in enumerate(("n1", "n2")):
+        (root / subject).mkdir(parents=True)
+        nifti(root / subject / "image.nii.gz", values(seed))
+        nifti(root / subject / "organ.nii.gz", blob() * np.uint8(seed))  # that of n1 is empty
+    (root / "subjects.csv").write_text("subject,split,label\nn1,train,0\nn2,test,0\n")
+    before = contents(root)
+    patterns = {"image": "{subject}/image.nii.gz", "organ": "{subject}/organ.nii.gz", "subjects": "subjects.csv"}
+    with pytest.raises(AnomedError, match="2 foreign_folder"):
+        spatial(root, root, 1, CHAIN, **patterns)
+    assert {name: data for name, data in contents(root).items() if name in before} == before
+
+
+def test_subjects_whose_names_begin_alike_do_not_clear_each_others_work(tmp_path: Path) -> None:
+    live = tmp_path / ".p.1.12345.partial"
+    live.mkdir()
+    stale = tmp_path / ".p.999.partial"
+    stale.mkdir()
+    with records.atomic_dir(tmp_path / "p", "x") as partial:
+        (partial / "x").write_text("")
+    assert live.exists()
+    assert not stale.exists()
+
+
+def test_a_lesion_outside_the_organ_is_refused(tmp_path: Path) -> None:
+    put(tmp_path / "raw", "a1", 0, sick=True)
+    nifti(tmp_path / "raw" / "a1_organ.nii.gz", blob() * (lesion(0) == 0))
+    (tmp_path / "raw" / "subjects.csv").write_text("subject,split,label\na1,test,1\n")
+    with pytest.raises(AnomedError, match="a1: lesion_outside"):
+        spatial(tmp_path / "raw", tmp_path / "out", subjects="subjects.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spatial": ["organ_mask"], "files": None}, r"--params\.files: input should be a valid dictionary"),
+        ({"spatial": None, "files": {}}, r"--params\.spatial: input should be a valid list"),
+        ({"spatial": ["register", "bias_field"], "files": {}}, "spatial: register changes the grid"),
+        ({"spatial": ["skull_strip"], "files": {}}, r"--files: 'deepbet_model' is missing"),
+    ],
+)
+def test_parameters_of_a_call_by_hand_are_checked(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    places = tmp_path, tmp_path / "work", tmp_path / "out", (0, 1), tmp_path / "p.csv"
+    with pytest.raises(AnomedError, match=message):
+        shard.spatial("heads", {"source": "volumes", **change}, {}, *places)
+    assert not (tmp_path / "out").exists()

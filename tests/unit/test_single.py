@@ -203,7 +203,7 @@ def test_the_same_call_gives_the_same_bytes_over_what_it_wrote_before(head: Path
         ("window: {range: [0, 9]}, nyul", "--steps: nyul is fitted on the train volumes of a domain; "),
         ("skull_strip: {backend: command, program: no_such_program}", "--steps.skull_strip.program: found 'no_such_"),
         (
-            "register: {template: none.nii.gz}",
+            "skull_strip: {backend: none}, register: {template: none.nii.gz}",
             "--steps.register.template: found 'none.nii.gz', expected mni152 or the ",
         ),
     ],

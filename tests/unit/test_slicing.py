@@ -195,7 +195,7 @@ def test_an_oblique_volume_is_cut_where_the_line_through_its_centre_has_the_plac
     ("options", "message"),
     [
         ({"start": 0, "stop": 1}, "slices.step: missing"),
-        ({"start": 0, "stop": 1, "step": 0}, "slices.step: .*greater than 0"),
+        ({"start": 0, "stop": 1, "step": 0}, "slices.step: .*greater than or equal to 0.1"),
         ({"start": 5, "stop": 1, "step": 1}, "slices: .*stop lies before start"),
         ({"start": 0.5, "stop": 3, "step": 1, "unit": "index"}, "slices: .*indices are whole numbers from 0"),
         ({"start": -1, "stop": 3, "step": 1, "unit": "index"}, "slices: .*indices are whole numbers from 0"),
@@ -413,7 +413,7 @@ def test_every_pixel_lands_where_the_plane_shows_the_original_voxel(finished: Pa
 
 def test_an_axial_lesion_lies_as_a_radiologist_sees_it(finished: Path) -> None:
     """Without `cut`: rows from front to back, the patient's right on the left."""
-    made = Prepared(intensity(finished, block(start=6, stop=6), "one"))
+    made = Prepared(intensity(finished, block(start=6, stop=9), "one"))
     (row,) = made.table[made.table.image_id == "v2_006"].itertuples()
     rows, columns = np.nonzero(made.mask(row.mask_row))
     x, y = np.nonzero(LESION[:, :, 6])  # to the right, to the front
@@ -464,7 +464,7 @@ def test_the_same_call_gives_the_same_bytes(finished: Path) -> None:
 
 def test_other_grey_levels_and_slices_leave_the_volumes_untouched(cohort: Path) -> None:
     before = {name: tree(cohort.parent / "_spatial" / name) for name in COHORT}
-    first = Prepared(intensity(cohort, block(["z_score"], start=5, stop=6)))
+    first = Prepared(intensity(cohort, block(["z_score"], start=5, stop=9)))
     second = Prepared(intensity(cohort, block(["percentile"], plane="coronal", start=8, stop=9)))
     assert first.hash != second.hash
     spatial(cohort, block(["nyul"]))
@@ -484,7 +484,7 @@ def test_slices_stretched_one_by_one_reach_both_ends(finished: Path) -> None:
 
 def test_a_window_before_the_stretch_clips_first(finished: Path) -> None:
     chain = [{"window": {"range": [-60, 40]}}, "slice_min_max"]
-    made = Prepared(intensity(finished, block(chain, start=4, stop=4), "windowed"))
+    made = Prepared(intensity(finished, block(chain, start=4, stop=9), "windowed"))
     organ, image = (volumes.cut(array, "axial", 4) for array in (ORGAN > 0, values("s1")))
     expected = np.where(organ, (image.clip(-60, 40) + 60) * 2.55, 0)
     np.testing.assert_allclose(made.native("s1_004"), expected, atol=0.5 + 1e-4)
@@ -594,3 +594,27 @@ def test_a_volume_that_was_damaged_or_never_made_is_named(cohort: Path) -> None:
     with pytest.raises(AnomedError, match=r"s1/volume.json: not found; the step that makes it has not run"):
         intensity(cohort, block())
     assert not (cohort.parent / "heads").exists()
+
+
+def test_volumes_of_another_chain_or_subject_are_refused(cohort: Path) -> None:
+    with pytest.raises(AnomedError, match="s1: made of another subject or by other spatial steps"):
+        intensity(cohort, block(spatial=[{"organ_mask": {"limits_ml": [1, 20]}}, "resample"]))
+    out = cohort.parent / "_spatial"
+    (out / "t1").rename(out / "kept")
+    (out / "t2").rename(out / "t1")
+    (out / "kept").rename(out / "t2")
+    with pytest.raises(AnomedError, match="t1: made of another subject"):
+        intensity(cohort, block())
+
+
+def test_a_test_split_of_one_class_is_refused_with_what_was_left_out(cohort: Path) -> None:
+    with pytest.raises(
+        AnomedError, match=r"no abnormal slice in test; slices left out: .*normal_slice.*lesion: s2, v2;"
+    ):
+        intensity(cohort, block(start=2, stop=3))
+
+
+def test_patients_without_a_slice_of_their_lesion_are_named(finished: Path) -> None:
+    made = Prepared(intensity(finished, block(start=11, stop=12), "upper"))
+    assert made.card["without_lesion_slice"] == ["v2"]
+    assert "without a slice of their lesion" in (finished.parent / "upper/qc.html").read_text()

@@ -138,6 +138,7 @@ def test_a_faulty_list_of_steps_is_refused_with_its_key(entries: list[Any], mess
         (["skull_strip", "organ_mask"], "^chain: skull_strip and organ_mask exclude each other; keep one$"),
         (["register", "resample"], "^chain: register and resample exclude each other; keep one$"),
         (["register", "bias_field"], "^chain: register changes the grid, so it comes last; move bias_field before it$"),
+        (["register"], r"^chain: register compares with a stripped template; put skull_strip before it"),
         (["resample", "skull_strip"], "^chain: resample changes the grid, so it comes last; move skull_strip before"),
     ],
 )
@@ -168,14 +169,14 @@ def test_a_chain_names_its_key_and_hides_paths_but_no_option() -> None:
     with pytest.raises(AnomedError, match=r"^preprocess.head.spatial: register changes the grid"):
         Chain({**block, "spatial": ["register", "bias_field"]}, "preprocess.head")
     with pytest.raises(AnomedError, match=r"^preprocess.head.spatial.register.template: found '/none.nii'"):
-        Chain({**block, "spatial": [{"register": {"template": "/none.nii"}}]}, "preprocess.head").files()
+        Chain({**block, "spatial": ["skull_strip", {"register": {"template": "/none.nii"}}]}, "preprocess.head").files()
     made = [
-        Chain({**block, "spatial": [{"register": options}]}, "x").canonical()
+        Chain({**block, "spatial": ["skull_strip", {"register": options}]}, "x").canonical()
         for options in ({"template": "/a.nii"}, {"template": "/b.nii"}, {"template": "/a.nii", "spacing": 2.0}, {})
     ]
     assert made[0] == made[1]
     assert len({records.digest(chain) for chain in made}) == 3
-    assert made[3]["spatial"][0]["register"]["template"] == "mni152"
+    assert made[3]["spatial"][1]["register"]["template"] == "mni152"
 
 
 # Loading and masking ----------------------------------------------------------------------------------------------
@@ -461,6 +462,25 @@ def test_the_registered_image_is_the_template_on_its_grid(registered: tuple[Path
     middles = [a @ [*((np.array(s) - 1) / 2), 1] for a, s in ((affine, data.shape), (grid.affine, grid.data.shape))]
     np.testing.assert_allclose(middles[0], middles[1], atol=1e-6)
     assert (4 * np.array(grid.data.shape) >= data.shape).all()
+
+
+@pytest.mark.parametrize(
+    ("turn", "plane", "said"),
+    [
+        (2, (1, 2), "180 degrees about the left-right"),
+        (1, (0, 1), "about the head-foot"),
+        (1, (0, 2), "about the front-"),
+    ],
+)
+def test_a_header_that_names_other_axes_than_the_voxels_have_is_refused(
+    files: Files, tmp_path: Path, turn: int, plane: tuple[int, int], said: str
+) -> None:
+    """Their overlap with the template stays above 0.8: it is no sign."""
+    volume = volumes.read(files.image, "head")
+    moved = nifti(tmp_path / "turned.nii.gz", np.rot90(volume.data, turn, plane).copy(), volume.affine)
+    with pytest.raises(CaseProblem, match=said) as caught:
+        process(Files(moved), tmp_path / "out")
+    assert caught.value.row["code"] == "wrong_orientation"
 
 
 def test_registration_repeats_bit_for_bit(

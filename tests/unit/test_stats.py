@@ -118,3 +118,13 @@ def test_p_agrees_with_the_interval(units: int) -> None:
         assert outside == pytest.approx(inside, abs=1e-6)
     few, lots = (stats.difference(np.zeros(999), np.ones(999), n).p for n in (units, 10_000))
     assert 0 < (lots or 0) < (few or 0) < 1e-3
+
+
+def test_rounding_turns_no_interval_round() -> None:
+    """Replicates that all equal the value but for its last digit."""
+    value = 0.05
+    for nearby in (np.nextafter(value, 1), np.nextafter(value, 0), value):
+        found = stats.interval(np.full(1000, nearby), 12, value)
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= value <= found.high

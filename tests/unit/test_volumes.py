@@ -413,7 +413,7 @@ def test_sform_and_qform_must_agree_and_one_must_be_there(tmp_path: Path, image:
 def test_nrrd_without_a_space_is_refused(tmp_path: Path, image: np.ndarray) -> None:
     lines = ["NRRD0004", "type: short", "dimension: 3", "sizes: 7 5 6", "encoding: raw", "endian: little", "", ""]
     (tmp_path / "a.nrrd").write_bytes("\n".join(lines).encode() + image.T.tobytes())
-    refused("no_orientation", tmp_path / "a.nrrd", "neither space nor TransformMatrix")
+    refused("no_orientation", tmp_path / "a.nrrd", "`space` naming the patient's sides")
 
 
 def test_values_that_are_no_image_are_refused(tmp_path: Path, image: np.ndarray) -> None:
@@ -486,3 +486,23 @@ def test_the_real_volumes_are_read(real_data: Path) -> None:
         volume = read(path, path.name)
         assert volume.data.dtype in (np.uint8, np.int16)
         assert nibabel.aff2axcodes(volume.affine) == ("R", "A", "S")
+
+
+def test_a_unit_other_than_millimetres_is_refused(tmp_path: Path, image: np.ndarray) -> None:
+    made = nibabel.Nifti1Image(image, AFFINE)
+    made.header.set_xyzt_units("meter")
+    nibabel.save(made, tmp_path / "a.nii.gz")
+    refused("units", tmp_path / "a.nii.gz", "in the unit meter, expected mm")
+
+
+def test_an_nrrd_whose_space_is_the_scanners_or_without_directions_is_refused(
+    tmp_path: Path, image: np.ndarray
+) -> None:
+    path = tmp_path / "a.nrrd"
+    SimpleITK.WriteImage(volumes.to_sitk(image, AFFINE), str(path))
+    sound = path.read_bytes()
+    volumes.read(path, "a")
+    for old, new in ((b"left-posterior-superior", b"scanner-xyz"), (b"space directions:", b"#pace directions:")):
+        assert old in sound
+        path.write_bytes(sound.replace(old, new))
+        refused("no_orientation", path, "naming the patient's sides")

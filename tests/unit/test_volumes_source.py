@@ -484,3 +484,19 @@ def test_voxels_beside_a_header_are_part_of_the_identity(root: Path, suffix: str
     before = source(root, **options).fingerprint()
     put(root, "in/voxels of s1.raw", content="another")
     assert source(root, **options).fingerprint() != before
+
+
+def test_a_folder_that_fits_the_pattern_of_a_file_is_named(listed: Path) -> None:
+    put(listed, "s9.nii.gz/slice.dcm")
+    assert ("s9.nii.gz", "not_a_file") in faults(listed, **TABLE, **SEG)
+
+
+def test_an_image_and_a_lesion_belong_to_one_subject(listed: Path) -> None:
+    table(listed, "subject,split,label,lesion", "s1,train,0,", "s2,test,0,", "s3,test,1,s4_seg.nii.gz", "s4,test,1,")
+    assert ("s4", "shared_lesion") in faults(listed, **TABLE, **SEG)
+
+
+def test_a_subject_is_not_named_like_the_lists_beside_the_folders(root: Path) -> None:
+    put(root, "0-of-1.json.nii.gz", "b.nii.gz", "b_seg.nii.gz")
+    with pytest.raises(AnomedError, match=r"no \.json behind"):
+        source(root, **SEG).scans()

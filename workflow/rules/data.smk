@@ -51,7 +51,7 @@ rule spatial:
         domain=one_of(plan.volumetric),
         shard=r"\d+-of-\d+",
     resources:
-        mem_mb=lambda w, attempt: 3000 * attempt,
+        mem_mb=lambda w, attempt: 4000 * attempt,
         runtime=lambda w, attempt: 1440 * attempt,
     params:
         block=lambda w: plan.spatial_params(w.domain),

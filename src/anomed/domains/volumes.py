@@ -21,7 +21,7 @@ from anomed.errors import AnomedError
 from anomed.manifest import SPLITS, CaseProblem
 from anomed.settings import Settings, nearest
 
-_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # subjects become names of folders
+_ID = re.compile(r"(?!.*\.json$)[A-Za-z0-9_-][A-Za-z0-9._-]*")  # become names of folders, beside lists in JSON
 
 
 class Shares(Settings):
@@ -164,7 +164,8 @@ class Volumes(Source):
         for subject in everyone:
             twins[subject.name.lower()].append(subject)  # one folder where a file system ignores case
             used.update(*(self._layout.belonging(path) for path in subject.paths.values()))
-        problems = [_duplicate(group) for group in twins.values() if len(group) > 1]
+        problems = [_not_a_file(path) for path in self._layout.folders]
+        problems += [_duplicate(group) for group in twins.values() if len(group) > 1]
         unique = sorted((group[0] for group in twins.values() if len(group) == 1), key=lambda subject: subject.name)
         owners: dict[str, str] = {}
         faults = {subject.name: list(self._faults(subject, owners)) for subject in unique}
@@ -194,15 +195,16 @@ class Volumes(Source):
         name, paths = subject.name, subject.paths
         needed = {"image", "organ"} if subject.abnormal is not True else {"image", "organ", "lesion"}
         for kind in ("image", "lesion", "organ"):
-            expected = paths.get(kind)
-            if expected is None and kind in needed and kind in self._patterns:
-                expected = self._patterns[kind].replace("{subject}", name)
-            if expected is not None and not self._layout.belonging(expected):
+            if kind not in paths and not (kind in needed and kind in self._patterns):
+                continue
+            if kind not in paths or not self._layout.belonging(paths[kind]):
+                expected = paths.get(kind) or self._patterns[kind].replace("{subject}", name)
                 hint = f"add it, or correct the table or {self._where}.{kind}"
                 yield CaseProblem(name, f"missing_{kind}", "no such file", expected, hint)
-        if "image" in paths and (owner := owners.setdefault(paths["image"], name)) != name:
-            found, hint = f"{paths['image']}, the image of {owner} as well", "correct the table's column `image`"
-            yield CaseProblem(name, "shared_image", found, "an image of its own", hint)
+        for kind in ("image", "lesion"):
+            if kind in paths and (owner := owners.setdefault(paths[kind], name)) != name:
+                found, hint = f"{paths[kind]}, a file of {owner} as well", f"correct the table's column `{kind}`"
+                yield CaseProblem(name, f"shared_{kind}", found, f"{kind} files of its own", hint)
 
     def _subjects(self) -> list[Subject]:
         """Every subject that is not excluded, with its files, as the table or the names of the files list them."""
@@ -211,7 +213,7 @@ class Volumes(Source):
         if table is None:
             table = [Subject(name, path, None, None, "", {}) for name, path in images.items()]
         known = {*images, *(row.name for row in table)}
-        for name in self.options.exclude:
+        for name in self.options.exclude if known else ():
             if name not in known:
                 raise AnomedError(f"{self._where}.exclude: no subject {name!r}{nearest(name, known)}")
         kept = [row for row in table if row.name not in self.options.exclude]
@@ -229,7 +231,7 @@ class Volumes(Source):
             if not _ID.fullmatch(row.name):
                 raise AnomedError(
                     f"{self.root}: subject {row.name!r} ({row.place}): expected letters, digits, dots, underscores and "
-                    f"hyphens, and no dot in front; rename it, or name it under {self._where}.exclude"
+                    f"hyphens, no dot in front and no .json behind; rename it, or name it under {self._where}.exclude"
                 )
         return [self._with_files(row) for row in kept]
 
@@ -263,6 +265,8 @@ class Volumes(Source):
 
     @functools.cached_property
     def _entries(self) -> dict[str, Entry]:
+        if not self._folder.exists():
+            raise AnomedError(f"{self.root}: not found; {self._where}.root must name the folder of the volumes")
         tree = archive.view(self._folder)
         if not isinstance(tree, archive.Folder):
             raise AnomedError(f"{self.root}: a zip; volumes are read in place: unpack it and set `root` to the folder")
@@ -279,6 +283,11 @@ def _duplicate(group: list[Subject]) -> CaseProblem:
     found = " and ".join(f"{subject.name} ({subject.place})" for subject in group)
     hint = "keep one, or rename the other: upper and lower case count as the same"
     return CaseProblem(group[0].name, "duplicate_subject", found, "every subject once", hint)
+
+
+def _not_a_file(path: str) -> CaseProblem:
+    hint = "of a DICOM series, end the pattern with '/'; else move the folder away"
+    return CaseProblem(path, "not_a_file", "a folder that fits the pattern of a file", "a file", hint)
 
 
 def _apportion(number: int, shares: dict[str, float]) -> dict[str, int]:

@@ -11,7 +11,8 @@ _DETACHED = (".mhd", ".nhdr")  # headers whose voxels lie in other files
 class Layout:
     """The files below a root, by names with forward slashes, and the patterns that tell their meaning.
 
-    matches: by kind of pattern (image, lesion, organ), the file or folder of every subject that is there.
+    matches: by kind of pattern (image, lesion, organ), the file or folder of every subject that is there. folders:
+    those that fit a pattern of files.
     """
 
     def __init__(self, names: Iterable[str], patterns: Mapping[str, str]):
@@ -22,6 +23,7 @@ class Layout:
             for depth in range(len(parts) + 1):
                 self._below["/".join(parts[:depth])].append(name)
         self.matches: dict[str, dict[str, str]] = {"image": {}, "lesion": {}, "organ": {}}
+        self.folders: list[str] = []
         taken: set[str] = set()
         # `{subject}.nii.gz` fits s1_seg.nii.gz as well: a file is what the pattern with most letters of its own says
         for kind in sorted(patterns, key=lambda kind: -len(patterns[kind].replace("{subject}", ""))):
@@ -29,6 +31,8 @@ class Layout:
             found = [match for name in files if (match := expression.match(name)) and match[0] not in taken]
             self.matches[kind] = {match["subject"]: match[0].removesuffix("/") for match in found}
             taken |= {match[0] for match in found}
+            if not patterns[kind].endswith("/"):
+                self.folders += sorted(name for name in self._below.keys() - set(files) if expression.match(name))
 
     def belonging(self, path: str) -> list[str]:
         """The files that a file or a folder stands for; none when nothing is there.

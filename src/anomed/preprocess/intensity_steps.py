@@ -37,8 +37,8 @@ class ZScore(Settings):
 class Percentile(Settings):
     """Two percentiles of the organ's voxels to 0 and 255; what lies beyond them is clipped."""
 
-    low: Percent = 1
-    high: Percent = 99
+    low: Percent = 0.5
+    high: Percent = 99.9
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -21,6 +21,17 @@ GREYS = 126  # levels: twice that (plain, tinted as lesion) and the three contou
 TINT = 0.4  # share of the lesion's colour in a lesion's inside, so that the anatomy below is still seen
 LIMIT = 3  # deviations from the cohort's median beyond which a number is an outlier
 COHORT = 8  # numbers below which a median and its deviation say little
+MEANINGS = {  # of what the steps measure
+    "organ_ml": "volume of the brain or organ found",
+    "dice_to_given_organ": "overlap of it with the organ file of the source, 1 is equal",
+    "lesion_ml": "volume of the lesion as given",
+    "lesion_outside_percent": "share of it outside the organ, which becomes black",
+    "bias_percent": "how much the bias field varies within the organ (standard deviation over mean)",
+    "metric": "mutual information with the template, negative: the lower the better, for images of one contrast",
+    "scale_min": "least stretch of the registration along any direction, template to scan",
+    "scale_max": "largest stretch",
+    "template_dice": "overlap with the template's brain; it cannot judge a registration",
+}
 _COLOURS = (FOUND, TEMPLATE, LESION)
 
 
@@ -146,6 +157,7 @@ def page(
         failures=failures,
         summary={"volumes": len(rows), "failures": len(failures), **facts},
         names=names,
+        meanings=MEANINGS,
         far=far,
         odd=[(at + 1, row["subject"], far[at]) for at, row in enumerate(rows) if far[at]],
         colours={"the brain found": FOUND, "the template's brain": TEMPLATE, "lesions": LESION},
@@ -216,8 +228,8 @@ the number.</p>
 <tr>{% for key in ("case", "code", "found", "expected", "hint") %}<td>{{ row[key] }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>{% endif %}
 <h2>Pictures</h2>
-<p>Above the volume as scanned, below after registration. The patient's right is on the left; in the sagittal slices the
-front is on the left. Contours:
+<p>Above the volume as scanned, below as the next steps get it: masked and, where the chain does, registered.
+The patient's right is on the left; in the sagittal slices the front is on the left. Contours:
 {% for name, colour in colours.items() %}
 <span class="key" style="background: rgb{{ colour }}"></span>{{ name }}{{ "." if loop.last else "," }}
 {% endfor %}</p>
@@ -230,7 +242,9 @@ front is on the left. Contours:
 <span{% if name in marked %} class="odd"{% endif %}>{{ name }} {{ value|shown }}</span>{{ "" if loop.last else ";" }}
 {% endfor %}</figcaption></figure>
 {% endfor %}</div>
-<h2>All volumes</h2><div class="scroll"><table>
+<h2>All volumes</h2>
+<ul>{% for name in names if name in meanings %}<li>{{ name }}: {{ meanings[name] }}</li>{% endfor %}</ul>
+<div class="scroll"><table>
 <tr><th>subject</th><th>split</th><th>label</th>{% for name in names %}<th class="num">{{ name }}</th>{% endfor %}</tr>
 {% for row in rows %}{% set marked = far[loop.index0] %}
 <tr><td><a href="#v{{ loop.index }}">{{ row.subject }}</a></td><td>{{ row.split }}</td><td>{{ row.kind }}</td>

@@ -14,6 +14,8 @@ LEVELS = (4, 2, 1)  # times FINEST
 SMOOTHING = (3.0, 1.0, 0.0)  # mm, sigma at each level
 BINS = 32  # of the joint histogram
 MARGIN = 10  # voxels around the brain that the registration looks at
+COARSE, MARGIN_OF_TURN = 8.0, 0.05  # mm; mutual information by which another orientation must fit better
+_AXES = ("left-right", "front-back", "head-foot")
 SEED = 1  # of the metric's sampling: any fixed number
 
 
@@ -77,16 +79,57 @@ def register(template: Template, data: np.ndarray, affine: np.ndarray, options: 
         method.Execute(fixed, moving)
         return float(method.GetMetricValue())
 
-    start = sitk.CenteredTransformInitializer(
-        fixed, moving, sitk.Euler3DTransform(), sitk.CenteredTransformInitializerFilter.MOMENTS
-    )
-    rigid = sitk.Euler3DTransform(start)
+    rigid = _centred(fixed, moving)
     metric = run(rigid)
     full = sitk.AffineTransform(3)
     full.SetCenter(rigid.GetCenter())
     full.SetMatrix(rigid.GetMatrix())
     full.SetTranslation(rigid.GetTranslation())
     return full, metric if options.transform == "rigid" else run(full)
+
+
+def turned(template: Template, data: np.ndarray, affine: np.ndarray) -> str:
+    """How a head must be turned to fit the template clearly better than as its header places it; empty if it need not.
+
+    template: at COARSE. Rigid registrations on a coarse grid start from the header's orientation and from nine others,
+    by quarter turns about each axis. A head whose header names other axes than its voxels have is told by this, on any
+    contrast (14 heads, T1, T1 with contrast and FLAIR: the right start leads by 0.11 to 0.6, against MARGIN_OF_TURN);
+    overlap is blind to it.
+    """
+    import SimpleITK as sitk
+
+    fixed = volumes.to_sitk(template.data, template.affine)
+    around = sitk.BinaryDilate(volumes.to_sitk(template.brain.astype(np.uint8), template.affine), [1] * 3)
+    data, affine = _cropped(data.astype(np.float32), affine)
+    edges = np.linalg.norm(affine[:3, :3], axis=0)
+    coarse = affine.copy()
+    coarse[:3, :3] *= COARSE / edges
+    shape = tuple(int(size) for size in np.ceil(np.array(data.shape) * edges / COARSE) + 1)
+    moving = volumes.to_sitk(
+        resample(_smooth(volumes.to_sitk(data, affine), COARSE), None, coarse, shape, nearest=False), coarse
+    )
+    start = _centred(fixed, moving)
+    found = {}
+    for axis, degrees in (("", 0), *((axis, degrees) for axis in _AXES for degrees in (90, 180, 270))):
+        transform = sitk.Euler3DTransform(start)
+        transform.SetRotation(*(np.radians(degrees) * (axis == other) for other in _AXES))
+        method = sitk.ImageRegistrationMethod()
+        method.SetNumberOfThreads(1)
+        method.SetMetricAsMattesMutualInformation(BINS)
+        method.SetMetricFixedMask(around)
+        method.SetInterpolator(sitk.sitkLinear)
+        method.SetOptimizerAsRegularStepGradientDescent(2.0, 0.05, 30, 0.6, 1e-6)
+        method.SetOptimizerScalesFromPhysicalShift()
+        method.SetInitialTransform(transform, True)
+        try:
+            method.Execute(fixed, moving)
+        except RuntimeError:  # of a start from which the images stop overlapping
+            continue
+        found[axis, degrees] = float(method.GetMetricValue())
+    best = min(found, key=lambda key: found[key], default=("", 0))
+    if best[1] == 0 or found[best] > found.get(("", 0), 0) - MARGIN_OF_TURN:
+        return ""
+    return f"{best[1]} degrees about the {best[0]} axis"
 
 
 def matrix(transform: Any) -> np.ndarray:
@@ -113,6 +156,14 @@ def resample(image: Any, transform: Any, affine: np.ndarray, shape: tuple[int, .
     if transform is not None:
         filter_.SetTransform(transform)
     return volumes.from_sitk(filter_.Execute(image))[0]
+
+
+def _centred(fixed: Any, moving: Any) -> Any:
+    """The rigid transform that lays one centre of gravity onto the other."""
+    import SimpleITK as sitk
+
+    moments = sitk.CenteredTransformInitializerFilter.MOMENTS
+    return sitk.Euler3DTransform(sitk.CenteredTransformInitializer(fixed, moving, sitk.Euler3DTransform(), moments))
 
 
 def _cropped(data: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """The spatial command: one shard of a domain's volumes through the chain's spatial steps, one folder a volume."""
 
 import importlib.metadata
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,20 @@ from anomed.domains.source import Files, Scan, Source
 from anomed.errors import AnomedError
 from anomed.manifest import CaseProblem
 from anomed.preprocess import qc, spatial_steps, steps
-from anomed.preprocess.steps import Step
-from anomed.settings import check
+from anomed.preprocess.steps import Entry, Step
+from anomed.settings import Settings, check
 
 CARD = "volume.json"
 OURS = r"(image|lesion|organ|organ_native)\.nii\.gz|transform\.tfm|qc\.png|volume\.json"
 PACKAGES = ("monai", "SimpleITK", "deepbet", "nibabel", "numpy", "scipy", "torch")
+
+
+class Block(Settings):
+    """The keys of `--params` beside the source's options."""
+
+    source: str
+    spatial: list[Entry]
+    files: dict[str, str]
 
 
 def source_of(domain: str, parameters: dict[str, Any], root: Path | None, work: Path) -> Source:
@@ -37,14 +46,17 @@ def spatial(
     as long as its inputs, the steps, their files and code are the same, so that a killed job goes on where it stopped
     and another number of shards does nothing twice.
     """
-    chain = steps.parse(parameters["spatial"], spatial_steps.STEPS, "spatial")
+    block = check(Block, {key: parameters[key] for key in Block.model_fields if key in parameters}, "--params")
+    chain = steps.parse(block.spatial, spatial_steps.STEPS, "spatial")
+    spatial_steps.check_order(chain, "spatial")
+    _check_files(block.files, files, chain)
     index, number = shard
     source = source_of(domain, parameters, root, work)
     scans = sorted(source.scans(), key=lambda scan: scan.subject_id)
     if not scans and not source.problems:
         raise AnomedError(f"{root}: source {parameters['source']!r} found no volume there for domain {domain!r}")
     found = list(source.problems) if index == 0 else []
-    state = {"steps": steps.dump(spatial_steps.anonymous(chain)), "files": parameters["files"]}
+    state: dict[str, Any] = {"chain": identity(chain, block.files)}
     state["code"] = {
         name: records.digest_file(sources.PROJECT / name) for name in sources.modules("anomed.preprocess.shard")
     }
@@ -58,20 +70,37 @@ def spatial(
         try:
             card = _volume(scan, chain, files, state, folder)
         except CaseProblem as problem:
-            shutil.rmtree(folder, ignore_errors=True)
+            if (folder / CARD).exists():
+                shutil.rmtree(folder)
             found.append(problem)
+            print(problem, flush=True)
             continue
+        print(f"{scan.subject_id}: done", flush=True)
         cards[scan.subject_id] = card["digest"]
         rows.append(row(scan, folder, card))
     page = listing.with_suffix(".html")
     page.unlink(missing_ok=True)
     if found:
-        qc.page(f"{domain}, shard {index + 1} of {number}", rows, [problem.row for problem in found], page, {})
+        qc.page(f"{domain}, shard {index}-of-{number}", rows, [problem.row for problem in found], page, {})
     problems.judge(found, {}, listing)
-    for old in out.glob("*-of-*.json"):
-        if not old.stem.endswith(f"-of-{number}"):
+    for old in out.iterdir():
+        if re.fullmatch(rf"\d+-of-(?!{number}\.)\d+\.json", old.name):
             old.unlink(missing_ok=True)
     records.write_json(out / f"{index}-of-{number}.json", cards)
+
+
+def identity(chain: list[Step], files: dict[str, str]) -> str:
+    """Hash of the steps and of the contents of their files, whatever their paths."""
+    return records.digest([steps.dump(spatial_steps.anonymous(chain)), files])
+
+
+def _check_files(hashes: dict[str, str], files: dict[str, Path], chain: list[Step]) -> None:
+    """Raise AnomedError unless `files` are those that the chain needs, with the contents that the parameters state."""
+    for name in spatial_steps.needed(chain):
+        if name not in files or name not in hashes:
+            raise AnomedError(f"{'--params: files' if name in files else '--files'}: {name!r} is missing")
+        if not files[name].is_file() or records.digest_file(files[name]) != hashes[name]:
+            raise AnomedError(f"{files[name]}: not the file whose hash the parameters state; run Snakemake again")
 
 
 def row(scan: Scan, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
@@ -106,10 +135,14 @@ def _volume(
             pass  # damaged or of another state: made again
         else:
             return card
+    if folder.exists() and not (folder / CARD).exists():
+        found, hint = f"{folder} without {CARD}, so not ours to replace", "remove it, or name another folder"
+        raise CaseProblem(scan.subject_id, "foreign_folder", found, "no such folder, or one of ours", hint)
     with records.atomic_dir(folder, OURS) as partial:
         facts, inputs = process(scan.subject_id, raw, chain, files, partial)
         hashes = {path.name: records.digest_file(path) for path in sorted(partial.iterdir())}
-        card = {"subject": scan.subject_id, "key": key, "files": hashes, "facts": facts, "inputs": inputs}
+        card = {"subject": scan.subject_id, "key": key, "chain": state["chain"], "files": hashes, "facts": facts}
+        card["inputs"] = inputs
         records.write_card(partial / CARD, {**card, "versions": state["versions"]})
     return _read(folder, key)
 
@@ -143,20 +176,29 @@ def process(
     import numpy as np
 
     from anomed import volumes
+    from anomed.grids import MIN_VOXELS
     from anomed.preprocess import spatial
 
-    data = steps.run(spatial.compose(chain, files), {"subject": subject, "files": raw})
+    data = steps.run(spatial.compose(chain, files), {"subject": subject, "files": raw, "scratch": out})
     facts = {name: round(value, 6) for name, value in data["facts"].items()}
-    lesion = spatial.array(data["lesion"]) > 0 if "lesion" in data else None
+    after, lesion = spatial.array(data["image"]), spatial.array(data["lesion"]) > 0 if "lesion" in data else None
+    if min(after.shape) < MIN_VOXELS:
+        found, hint = f"{after.shape} voxels after resampling", "choose a finer spacing"
+        raise CaseProblem(subject, "too_thin", found, f"at least {MIN_VOXELS} along every axis", hint)
+    if after.min() == after.max():
+        hint = "look at the image and the mask of its organ"
+        raise CaseProblem(subject, "constant_organ", f"{after.flat[0]:g} in every voxel", "an image", hint)
     if lesion is not None and facts["lesion_ml"] and not lesion.any():
         hint = "choose a finer spacing"
         raise CaseProblem(
             subject, "lesion_lost", "no marked voxel after resampling", "some of the lesion's voxels", hint
         )
     if lesion is not None and "organ" in data and lesion.any():
-        facts["lesion_outside_percent"] = round(
-            float(100 * (lesion & ~(spatial.array(data["organ"]) > 0)).sum() / lesion.sum()), 3
-        )
+        outside = float(100 * (lesion & (spatial.array(data["organ"]) == 0)).sum() / lesion.sum())
+        facts["lesion_outside_percent"] = round(outside, 3)
+        if outside == 100:
+            hint = "look at the picture of the masks; correct one of them, or exclude the subject"
+            raise CaseProblem(subject, "lesion_outside", "no voxel of the lesion in the organ", "some of them", hint)
     for key in spatial.KEYS:
         if key in data:
             volumes.write(out / f"{key}.nii.gz", spatial.array(data[key]), spatial.affine_of(data[key]))
@@ -167,7 +209,6 @@ def process(
         import SimpleITK as sitk
 
         sitk.WriteTransform(data["transform"], str(out / "transform.tfm"))
-    after = spatial.array(data["image"])
     before_edges, after_edges = (
         np.linalg.norm(a[:3, :3], axis=0) for a in (native.volume.affine, spatial.affine_of(data["image"]))
     )

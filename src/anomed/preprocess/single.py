@@ -41,13 +41,19 @@ def volume(image: Path, out: Path, text: str, lesion: Path | None, organ: Path |
         raise AnomedError(
             f"--steps: found no step; name some of {', '.join([*spatial_steps.STEPS, *intensity_steps.STEPS])}"
         )
-    written = [out, *(_beside(out, part) for part in ("lesion", "organ", "organ_native"))]
+    strips = any(name in ("skull_strip", "organ_mask") for name, _ in spatial)
+    made = {"lesion": bool(lesion), "organ": strips, "organ_native": strips}
+    written = [out, *(_beside(out, part) for part in made), _beside(out, "transform", ".tfm")]
+    wanted = [True, *made.values(), any(name == "register" for name, _ in spatial)]
+    for target, known in zip(written, wanted, strict=True):
+        if target.is_dir() or (target.exists() and not known):
+            raise AnomedError(f"{target}: is there and would not be of this result; move it, or name another result")
     for path in (image, lesion, organ):
         if path is not None and not path.exists():
             raise AnomedError(f"{path}: not found; give the path of a volume")
         if path is not None and path.resolve() in [target.resolve() for target in written]:
             raise AnomedError(f"{path}: would be overwritten; give the result another name")
-    if organ and not any(name in ("skull_strip", "organ_mask") for name, _ in spatial):
+    if organ and not strips:
         raise AnomedError("--organ: no step uses it; add organ_mask, or skull_strip: {backend: mask}")
     _run(Files(image, lesion, organ), out, spatial, intensity)
 
@@ -66,7 +72,7 @@ def _run(raw: Files, out: Path, spatial: list[Any], intensity: list[Any]) -> Non
 
     each = bool(intensity) and intensity[-1][0] == "slice_min_max"
     files = spatial_steps.files(spatial, "--steps")
-    data = steps.run(space.compose(spatial, files), {"subject": raw.image.name, "files": raw})
+    data = steps.run(space.compose(spatial, files), {"subject": raw.image.resolve().name, "files": raw})
     data = steps.run(levels.compose(intensity[:-1] if each else intensity, {}), data)
     image, affine = space.array(data["image"]), space.affine_of(data["image"])
     if each:

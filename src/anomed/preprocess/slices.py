@@ -1,12 +1,14 @@
 """Which slices of a volume become images: the block `slices:` of a chain in params.yaml."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
 from anomed import volumes
 from anomed.settings import Settings
+
+Place = Annotated[FiniteFloat, Field(ge=-1e5, le=1e5)]
 
 
 class Slices(Settings):
@@ -21,11 +23,11 @@ class Slices(Settings):
 
     plane: Literal["axial", "coronal", "sagittal"] = "axial"
     unit: Literal["mm", "index"] = "mm"
-    start: FiniteFloat
-    stop: FiniteFloat
-    step: FiniteFloat = Field(gt=0)
-    min_lesion_mm2: float = Field(default=0, ge=0)
-    min_organ_mm2: float = Field(default=0, ge=0)
+    start: Place
+    stop: Place
+    step: FiniteFloat = Field(ge=0.1)
+    min_lesion_mm2: FiniteFloat = Field(default=0, ge=0)
+    min_organ_mm2: FiniteFloat = Field(default=0, ge=0)
     normal: Literal["subjects", "slices"] = "subjects"
 
     @model_validator(mode="after")

@@ -10,13 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anomed import console, prepare, problems, records
-from anomed.domains.source import Scan
+from anomed.domains.source import Scan, Source
+from anomed.errors import AnomedError
 from anomed.manifest import Case, CaseProblem, Pixels
-from anomed.preprocess import intensity_steps, qc, shard, steps
+from anomed.preprocess import qc, shard, steps
+from anomed.preprocess.chain import Chain
 from anomed.preprocess.slices import Slices
 from anomed.preprocess.steps import Step
 from anomed.settings import check
 from anomed.volumes import PLANES, cut
+
+
+class Block(prepare.Block):
+    """The keys of `--params` beside the source's options."""
+
+    preprocess: dict[str, Any]
+    files: dict[str, str]
 
 
 def intensity(
@@ -29,10 +38,9 @@ def intensity(
     """
     from anomed.preprocess import intensity as transforms
 
-    common = {key: value for key, value in parameters.items() if key in prepare.Block.model_fields}
-    block = check(prepare.Block, common, "--params")
-    chain = steps.parse(parameters["preprocess"]["intensity"], intensity_steps.STEPS, "intensity")
-    rule = check(Slices, parameters["preprocess"]["slices"], "slices")
+    block = check(Block, {key: parameters[key] for key in Block.model_fields if key in parameters}, "--params")
+    made = Chain(block.preprocess, "preprocess")
+    chain, rule, identity = made.intensity, made.slices, shard.identity(made.spatial, block.files)
     source = shard.source_of(domain, parameters, root, work)
     scans, volumes = sorted(source.scans(), key=lambda scan: scan.subject_id), volumes.resolve()
     try:
@@ -47,18 +55,44 @@ def intensity(
     rows = []
     for scan in console.track(scans, f"slice {domain}"):
         folder = volumes / scan.subject_id
-        rows.append(shard.row(scan, folder, records.read_card(folder / shard.CARD, "facts")))
+        rows.append(shard.row(scan, folder, _card(folder, identity)))
         try:
             cases += cutter.cases(scan, folder)
         except CaseProblem as problem:
             source.problems.append(problem)
-    organ = any(name in step for step in parameters["preprocess"]["spatial"] for name in ("skull_strip", "organ_mask"))
+    organ = any(name in ("skull_strip", "organ_mask") for name, _ in made.spatial)
     left_out = dict(sorted(cutter.left_out.items()))
+    _check_splits(cases, source, left_out, cutter.without)
     with records.atomic_dir(out, prepare.OURS) as partial:
-        facts = {"fitted": fitted, "left_out": left_out, "volumes": len(scans)}
+        facts = {"fitted": fitted, "left_out": left_out, "volumes": len(scans), "without_lesion_slice": cutter.without}
         prepare.build(partial, block, source, cases, organ, parameters, listing, facts)
         counts = {f"slices left out: {name.replace('_', ' ')}": str(n) for name, n in left_out.items()}
+        if cutter.without:
+            counts["patients without a slice of their lesion"] = ", ".join(cutter.without)
         qc.page(domain, rows, [], partial / "qc.html", counts)
+
+
+def _card(folder: Path, identity: str) -> dict[str, Any]:
+    """The card of a processed volume. Raises AnomedError when another chain made it, or it lies in another's folder."""
+    card = records.read_card(folder / shard.CARD, "files", "facts", "inputs", "subject", "chain")
+    if card["chain"] != identity or card["subject"] != folder.name:
+        raise AnomedError(f"{folder}: made of another subject or by other spatial steps; run `anomed prepare spatial`")
+    return card
+
+
+def _check_splits(cases: list[Case], source: Source, left_out: dict[str, int], without: list[str]) -> None:
+    """Raise AnomedError when nothing can be learned or told: no train image, or one class alone in test."""
+    if source.problems:
+        return  # told first
+    found = {(case.split, case.label) for case in cases}
+    for split, label in (("train", 0), ("test", 0), ("test", 1)):
+        if (split, label) not in found:
+            slices = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "none"
+            kind = "abnormal" if label else "normal"
+            raise AnomedError(
+                f"domains.{source.domain}: no {kind} slice in {split}; slices left out: {slices}; patients without a "
+                f"slice of their lesion: {', '.join(without) or 'none'}; change `slices:` or the splits"
+            )
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -99,7 +133,8 @@ class Cutter:
     """Lists the slices of each subject and cuts them; one volume at a time is in memory.
 
     rule: which slices. each: slices are stretched one by one. has_masks: the domain has pixel truth. grey: reads a
-    subject's folder. left_out: counts of slices that were passed over, by reason.
+    subject's folder. left_out: counts of slices that were passed over, by reason. without: patients of valid and test
+    none of whose slices is abnormal.
     """
 
     rule: Slices
@@ -107,6 +142,7 @@ class Cutter:
     has_masks: bool
     grey: Callable[[Path], Grey]
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+    without: list[str] = field(default_factory=list)
 
     def cases(self, scan: Scan, folder: Path) -> list[Case]:
         """Its slices that become images. Raises CaseProblem when truth and label contradict each other."""
@@ -146,6 +182,8 @@ class Cutter:
                     name, scan.subject_id, scan.split, int(abnormal), scan.source_file, load_slice, pathology=pathology
                 )
             )
+        if patient and scan.split != "train" and not any(case.label for case in cases):
+            self.without.append(scan.subject_id)
         return cases
 
     @staticmethod

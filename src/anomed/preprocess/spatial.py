@@ -22,7 +22,7 @@ from anomed import volumes
 from anomed.domains.source import Files
 from anomed.manifest import CaseProblem
 from anomed.preprocess import registration, strip
-from anomed.preprocess.registration import FINEST, Template
+from anomed.preprocess.registration import COARSE, FINEST, Template
 from anomed.preprocess.spatial_steps import BiasField, OrganMask, Register, Resample, SkullStrip
 from anomed.preprocess.steps import Step
 from anomed.volumes import Volume
@@ -90,7 +90,7 @@ class SkullStripd(MapTransform):
         if isinstance(self.options, OrganMask):
             found = strip.organ(subject, given)
         else:
-            found = strip.brain(subject, native.volume, given, self.options, self.files)
+            found = strip.brain(subject, native.volume, given, self.options, self.files, data.get("scratch"))
         affine = affine_of(out["image"])
         facts = {"organ_ml": strip.check_volume(subject, found, affine, self.options.limits_ml)}
         if given is not None and given.any():
@@ -146,12 +146,17 @@ class Registerd(MapTransform):
         coarse, grid = template(self.path, FINEST), template(self.path, self.options.spacing)
         affine = affine_of(out["image"])
         try:
+            turn = registration.turned(template(self.path, COARSE), array(out["image"]), affine)
             transform, metric = registration.register(coarse, array(out["image"]), affine, self.options)
         except RuntimeError as error:
             hint = "look at the image: its position or contrast may be far from the template's"
             raise CaseProblem(
                 subject, "registration_failed", volumes.reason(error), "overlapping images", hint
             ) from None
+        if turn:
+            found, expected = f"a head that fits the template better turned by {turn}", "axes as the header names them"
+            hint = "look at the image: its header names other axes than its voxels have; convert the source again"
+            raise CaseProblem(subject, "wrong_orientation", found, expected, hint)
         for key in filter(out.__contains__, KEYS):
             image = volumes.to_sitk(array(out[key]), affine)
             moved = registration.resample(image, transform, grid.affine, grid.data.shape, key != "image")
@@ -163,7 +168,7 @@ class Registerd(MapTransform):
         if facts.get("template_dice", 1) < self.options.min_dice or not 0.5 < scale.min() <= scale.max() < 2:
             found = ", ".join(f"{name} {value:.2f}" for name, value in facts.items())
             expected = f"template_dice of {self.options.min_dice:g} or more, scales between 0.5 and 2"
-            hint = "look at the image: its position may be far from the template's, or its mask wrong"
+            hint = "look at the image: its mask may be wrong, or the template with its skull"
             raise CaseProblem(subject, "implausible_registration", found, expected, hint)
         return _with({**out, "transform": transform, "outline": grid.brain}, facts)
 

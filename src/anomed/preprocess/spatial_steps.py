@@ -71,8 +71,8 @@ class Register(Settings):
     template: mni152 (inside nilearn; a stripped T1 at 1 mm) or the path of a stripped head. transform: affine, or
     rigid, which keeps the size. spacing: mm, edge of the cubic voxels of the result, on the template's field of view.
     sampling: share of the template's voxels, at the finest level of 2 mm, that the metric looks at. iterations: at most
-    so many at each level. min_dice: least overlap with the template's brain. It cannot tell a good registration from a
-    fair one (a head that was not moved at all reaches 0.94), but it tells a lost one.
+    so many at each level. min_dice: least overlap with the template's brain, against masks that are no brain. It cannot
+    judge a registration (a head that was not moved at all reaches 0.94); look at the pictures and at `metric`.
     """
 
     template: str = MNI152
@@ -100,7 +100,7 @@ _EXCLUSIVE = (("skull_strip", "organ_mask"), ("register", "resample"))
 
 
 def check_order(steps: Sequence[Step], where: str) -> None:
-    """Raises AnomedError when two steps exclude each other, or the organ would be sought after the grid changed."""
+    """Raises AnomedError when two steps exclude each other, one follows a change of the grid, or a mask is missing."""
     names = [name for name, _ in steps]
     for pair in _EXCLUSIVE:
         if all(name in names for name in pair):
@@ -108,6 +108,16 @@ def check_order(steps: Sequence[Step], where: str) -> None:
     moved = [at for at, name in enumerate(names) if name in _EXCLUSIVE[1]]
     if moved and moved[0] != len(names) - 1:
         raise AnomedError(f"{where}: {names[moved[0]]} changes the grid, so it comes last; move {names[-1]} before it")
+    if "register" in names and not set(_EXCLUSIVE[0]) & set(names):
+        hint = "put skull_strip before it (backend: none where heads are stripped)"
+        raise AnomedError(f"{where}: register compares with a stripped template; {hint}")
+
+
+def needed(steps: Sequence[Step]) -> list[str]:
+    """Names of the files outside the project that the steps read."""
+    backend = next((options.backend for name, options in steps if name == "skull_strip"), "")
+    own = {"deepbet": ["deepbet_model", "deepbet_bbox_model"], "command": ["program"]}.get(backend, [])
+    return own + ["template"] * ("register" in [name for name, _ in steps])
 
 
 def files(steps: Sequence[Step], where: str) -> dict[str, Path]:
@@ -126,7 +136,7 @@ def files(steps: Sequence[Step], where: str) -> dict[str, Path]:
             if program is None:
                 key = f"{where}.skull_strip.program"
                 raise AnomedError(f"{key}: found {options.program!r}, which is no executable here; give its path")
-            found["program"] = Path(program)
+            found["program"] = Path(program).absolute()  # the job runs it from another folder
         if name == "register":
             inside = "datasets/data/mni_icbm152_t1_tal_nlin_sym_09a_converted.nii.gz"
             found["template"] = _inside("nilearn", inside) if options.template == MNI152 else Path(options.template)

@@ -15,20 +15,28 @@ from anomed.manifest import CaseProblem
 from anomed.preprocess.spatial_steps import SkullStrip
 from anomed.volumes import Volume
 
-_HINT = "look at the image; correct it, choose another backend or limits, or exclude the subject"
+_HINT = (
+    "look at the image (backend none: is it stripped?); correct it, change backend or limits, or exclude the subject"
+)
 
 
 def brain(
-    subject: str, volume: Volume, given: np.ndarray | None, options: SkullStrip, files: dict[str, Path]
+    subject: str,
+    volume: Volume,
+    given: np.ndarray | None,
+    options: SkullStrip,
+    files: dict[str, Path],
+    scratch: Path | None = None,
 ) -> np.ndarray:
     """The brain of a head as bool, X x Y x Z, RAS. given: the source's organ file on the same grid, if it has one.
+    scratch: where a program's files lie for a while.
 
     Raises CaseProblem when the backend finds nothing or cannot run.
     """
     if options.backend == "deepbet":
         return _deepbet(subject, volume, files["deepbet_model"], files["deepbet_bbox_model"])
     if options.backend == "command":
-        return _command(subject, volume, files["program"], options.arguments)
+        return _command(subject, volume, files["program"], options.arguments, scratch)
     if options.backend == "none":
         from scipy import ndimage
 
@@ -39,7 +47,7 @@ def brain(
 def organ(subject: str, given: np.ndarray | None) -> np.ndarray:
     """The organ as the source's file marks it."""
     if given is None:
-        hint = "give the source's `organ` pattern, or choose another backend"
+        hint = "give the source's `organ` pattern (prepare volume: --organ), or choose another backend"
         raise CaseProblem(subject, "missing_organ", "no organ file", "a mask of the organ for every subject", hint)
     return given
 
@@ -75,9 +83,9 @@ def _deepbet(subject: str, volume: Volume, model: Path, box: Path) -> np.ndarray
     raise CaseProblem(subject, "implausible_mask", "no brain in the image", expected, _HINT)
 
 
-def _command(subject: str, volume: Volume, program: Path, arguments: str) -> np.ndarray:
+def _command(subject: str, volume: Volume, program: Path, arguments: str, scratch: Path | None) -> np.ndarray:
     """Run a program on the image as NIfTI and read the mask that it writes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         image, mask = Path(folder) / "image.nii.gz", Path(folder) / "mask.nii.gz"
         volumes.write(image, volume.data, volume.affine)
         words = [word.replace("{image}", str(image)).replace("{mask}", str(mask)) for word in shlex.split(arguments)]
@@ -91,7 +99,7 @@ def _command(subject: str, volume: Volume, program: Path, arguments: str) -> np.
         if done.returncode or found is None:
             last = " ".join((done.stderr or done.stdout).split())[-300:]
             text = f"{program.name} ended with code {done.returncode} and {'a' if found else 'no'} mask: {last}"
-            hint = f"run it by hand: {program} {arguments}"
+            hint = f"run {program} by hand on this image"
             raise CaseProblem(subject, "strip_failed", text, "code 0 and a mask at {mask}", hint)
         result = volumes.read_label(found, f"{subject}: mask of {program.name}")
         volumes.check_grid(volume, result)
