@@ -29,7 +29,7 @@ class SkullStrip(Settings):
     """Find the brain; voxels outside it become 0.
 
     backend: deepbet (doi 10.1016/j.compbiomed.2024.108845; weights in its package), command (any executable), mask (the
-    source's organ file), none (the image is stripped already: the brain is what differs from 0, and what that encloses).
+    source's organ file), none (the image is stripped already: the brain is what differs from 0 and what that encloses).
     program and arguments: of `command`; `{image}` and `{mask}` stand for the files it reads and must write, on the same
     grid. limits_ml: brains beyond them fail the case.
     """
