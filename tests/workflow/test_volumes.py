@@ -45,8 +45,7 @@ def prepared(hospital: Path, tmp_path_factory: pytest.TempPathFactory) -> Projec
     block |= {"lesion": "{subject}_lesion.nii.gz", "subjects": "subjects.csv", "preprocess": "head", "shards": 2}
     project.edit(lambda params: params.update(domains={"hospital": block}, preprocess=shipped.params()["preprocess"]))
     project.edit(lambda params: params["run"].update(domains=["hospital"], systems=["constant"]))
-    volumes = project.folder / VOLUMES
-    project.kill(project.start("snakemake", "--cores", "2", CARD), lambda: len(list(volumes.glob("*/volume.json"))) > 1)
+    project.kill(project.start("snakemake", "--cores", "2", CARD), lambda: len(dates(project)) > 1)
     finished = dates(project)
     assert 1 < len(finished) < len(HEADS)
     project.snakemake(CARD)
@@ -55,8 +54,9 @@ def prepared(hospital: Path, tmp_path_factory: pytest.TempPathFactory) -> Projec
 
 
 def dates(project: Project) -> dict[str, int]:
-    """When each volume was made."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in (project.folder / VOLUMES).glob("*/volume.json")}
+    """When each finished volume was made; what a killed job had not renamed yet begins with a dot."""
+    cards = (project.folder / VOLUMES).glob("[!.]*/volume.json")
+    return {path.parent.name: path.stat().st_mtime_ns for path in cards}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -110,19 +110,19 @@ def test_a_window_moves_no_voxel_and_a_number_of_shards_repeats_nothing(prepared
 
 def test_a_broken_volume_is_named_and_the_others_stay(prepared: Project, hospital: Path) -> None:
     before = dates(prepared)
-    path = hospital / "sub-04_flair.nii.gz"
+    path = hospital / "sub-03_flair.nii.gz"
     sound = path.read_bytes()
     path.write_bytes(sound[: len(sound) // 2])
     output = prepared.snakemake(CARD, fails=True)
-    assert "sub-04: sub-04_flair.nii.gz: unreadable_volume" in output
+    assert "sub-03: sub-03_flair.nii.gz: unreadable_volume" in output
     assert "Traceback" not in output
     (listing,) = (prepared.folder / "logs/spatial/hospital").glob("*.problems.csv")
     with listing.open(newline="") as file:
         assert [row["code"] for row in csv.DictReader(file)] == ["unreadable_volume"]
     assert "unreadable_volume" in listing.with_suffix("").with_suffix(".problems.html").read_text()
-    assert dates(prepared) == {subject: date for subject, date in before.items() if subject != "sub-04"}
+    assert dates(prepared) == {subject: date for subject, date in before.items() if subject != "sub-03"}
     assert not list(prepared.folder.glob("data/**/*.partial"))
-    prepared.edit(lambda params: params["domains"]["hospital"].update(exclude={"sub-04": "cut off"}))
+    prepared.edit(lambda params: params["domains"]["hospital"].update(exclude={"sub-03": "cut off"}))
     prepared.snakemake(CARD)
     path.write_bytes(sound)
-    assert "sub-04" not in set(Prepared(prepared.folder / "data/prepared/hospital").table.subject_id)
+    assert "sub-03" not in set(Prepared(prepared.folder / "data/prepared/hospital").table.subject_id)
