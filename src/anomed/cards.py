@@ -53,6 +53,16 @@ def load(domain: str, folder: Path) -> Card | None:
         raise AnomedError(f"{path}: {key}: {first['msg']}, found {first['input']!r}") from None
 
 
+def described(domain: str, source: str, official: bool, folder: Path) -> tuple[Card | None, Entry | None]:
+    """The card of a domain and what it says of a source, if anything. Raises AnomedError when an official release lacks
+    it."""
+    card = load(domain, folder)
+    entry = card.sources.get(source) if card else None
+    if official and entry is None:
+        raise AnomedError(f"domains.{domain}: release is official, but data/cards/{domain}.yaml does not describe it")
+    return card, entry
+
+
 def check_counts(entry: Entry, found: dict[str, dict[str, int]], domain: str) -> None:
     """Raise AnomedError unless the counts of a prepared domain (see `manifest.count`) are those of its card.
 

@@ -52,7 +52,8 @@ class Plan:
         """Raises AnomedError when raw data or weights that a listed run needs are missing."""
         for domain in self.domains:
             self.prepare_params(domain)  # of a domain of volumes: the files of its chain as well
-            self.card(domain)
+            block = self.params.domains[domain]
+            cards.described(domain, block.source, block.release == "official", CARDS)
             if domain in self.volumetric and os.path.exists(self.root(domain) or "."):  # noqa: PTH110
                 self._check_scans(domain)
         for system in self.systems:
@@ -68,8 +69,9 @@ class Plan:
         seeds = self.params.run.seeds
         return seeds[:1] if self.params.methods[system].deterministic else seeds
 
+    @cache  # noqa: B019  one plan per process
     def source(self, domain: str) -> Source:
-        """The domain's source object, not yet scanned."""
+        """The domain's source object: one, so that what lies at its root is listed once."""
         block = self.params.domains[domain]
         cls = plugins.load("domains", block.source)
         options = {k: v for k, v in self.params.domain_blocks[domain].items() if k in cls.Options.model_fields}
@@ -104,6 +106,7 @@ class Plan:
         }
         return records.canonical({**block, "spatial": self.params.domain_blocks[domain]["preprocess"]["spatial"]})
 
+    @cache  # noqa: B019
     def _prepare(self, domain: str) -> dict[str, Any]:
         block = {**self.params.domain_blocks[domain], "fingerprint": self._fingerprint(domain)}
         if domain in self.volumetric:
@@ -112,16 +115,12 @@ class Plan:
 
     def _check_scans(self, domain: str) -> None:
         """Raises AnomedError for what would stop a domain only after all of its volumes were processed."""
-        block, card = self.params.domains[domain], cards.load(domain, CARDS)
-        if block.release and (card is None or block.source not in card.sources):
-            text = f"release is official, but data/cards/{domain}.yaml does not describe source {block.source!r}"
-            raise AnomedError(f"domains.{domain}: {text}")
         scans = self.source(domain).scans()
         for split in ("train", "test"):
             if split not in {scan.split for scan in scans}:
                 raise AnomedError(f"domains.{domain}: found no volume in {split}, of {len(scans)} without problems")
         wrong = [scan.subject_id for scan in scans if scan.split == "train" and scan.abnormal]
-        if wrong and self.params.chains[str(block.preprocess)].slices.normal == "subjects":
+        if wrong and self.params.domain_blocks[domain]["preprocess"]["slices"]["normal"] == "subjects":
             raise AnomedError(
                 f"domains.{domain}: {len(wrong)} abnormal subjects in train ({', '.join(wrong[:5])}); move them to "
                 "valid or test, or take tumour-free slices of patients (`slices: {normal: slices}`)"

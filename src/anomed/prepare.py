@@ -52,10 +52,7 @@ def build(
     listed. Raises AnomedError as `prepare` does.
     """
     domain, official = source.domain, block.release == "official"
-    card = cards.load(domain, Path("data/cards"))
-    entry = card.sources.get(block.source) if card else None
-    if official and entry is None:
-        raise AnomedError(f"domains.{domain}: release is official, but data/cards/{domain}.yaml does not describe it")
+    card, entry = cards.described(domain, block.source, official, Path("data/cards"))
     cases = manifest.ordered(cases)
     if not cases:
         problems.judge(source.problems, {}, listing)

@@ -205,9 +205,9 @@ def test_fingerprint_is_the_content_of_the_template(tmp_path, monkeypatch):
 
 def test_a_missing_template_is_named(monkeypatch, tmp_path):
     spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
-    monkeypatch.setattr(embedded_atlas, "find_spec", lambda name: spec)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     with pytest.raises(AnomedError, match=r"mni_icbm152_t1_tal_nlin_sym_09a_converted\.nii\.gz: not found in nilearn"):
         embedded_atlas.template_files()
-    monkeypatch.setattr(embedded_atlas, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(AnomedError, match="nilearn is not installed"):
         embedded_atlas.template_files()

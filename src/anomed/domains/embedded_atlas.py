@@ -1,11 +1,11 @@
 """MNI152 as an atlas of a head: the tissue maps that nilearn ships, and what they lack."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
+from anomed import packages
 from anomed.errors import AnomedError
 
 ORIGIN = (-98.0, -134.0, -72.0)  # mm, MNI position of the first voxel of nilearn's 1 mm maps
@@ -14,15 +14,8 @@ SHAPE = (197, 233, 189)
 
 def template_files() -> dict[str, Path]:
     """The maps inside the installed nilearn, by tissue; nilearn itself is not imported. AnomedError when absent."""
-    found = find_spec("nilearn")
-    if found is None or not found.submodule_search_locations:
-        raise AnomedError("nilearn is not installed, expected it in the environment; install the locked environment")
-    folder = Path(found.submodule_search_locations[0]) / "datasets" / "data"
-    files = {name: folder / f"mni_icbm152_{name}_tal_nlin_sym_09a_converted.nii.gz" for name in ("t1", "gm", "wm")}
-    for path in files.values():
-        if not path.is_file():
-            raise AnomedError(f"{path.name}: not found in nilearn's datasets/data; install the locked nilearn again")
-    return files
+    names = {name: f"mni_icbm152_{name}_tal_nlin_sym_09a_converted.nii.gz" for name in ("t1", "gm", "wm")}
+    return {name: packages.inside("nilearn", f"datasets/data/{file}") for name, file in names.items()}
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ def picture(
     after: np.ndarray | None,
     outline: np.ndarray | None,
     after_spacing: Sequence[float],
-    label: np.ndarray | None = None,
+    lesion: np.ndarray | None = None,
 ) -> bytes:
     """One volume at a glance: a PNG of 320 x 480 pixels, or 160 x 480 without `after`; deterministic.
 
     before: X x Y x Z in RAS order as scanned, any real type; mask: bool, same grid, the brain found. after: X x Y x Z,
-    RAS, registered; outline: bool, same grid, the template's brain; label: bool, same grid, lesions. spacing,
+    RAS, registered; outline: bool, same grid, the template's brain; lesion: bool, same grid. spacing,
     after_spacing: mm a voxel.
 
     Upper row: axial, coronal and sagittal slice of `before` through the centre of gravity of `mask` (without one, the
@@ -59,7 +59,7 @@ def picture(
     """
     rows = [_row(before, spacing, mask, FOUND, None)]
     if after is not None:
-        rows.append(_row(after, after_spacing, outline, TEMPLATE, label))
+        rows.append(_row(after, after_spacing, outline, TEMPLATE, lesion))
     image = Image.fromarray(np.vstack(rows))
     image.putpalette(_palette())
     buffer = io.BytesIO()

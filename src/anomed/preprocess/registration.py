@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anomed import volumes
+from anomed import grids, volumes
 from anomed.preprocess.spatial_steps import Register
 
 FINEST = 2.0  # mm: grid on which the metric is computed; the transform is found to about a tenth of a millimetre on it
@@ -34,7 +34,7 @@ class Template:
         Raises manifest.CaseProblem when the file is no usable volume.
         """
         volume = volumes.read(path, path.name)
-        edges = np.linalg.norm(volume.affine[:3, :3], axis=0)
+        edges = grids.edges(volume.affine)
         size = np.ceil(np.array(volume.data.shape) * edges / spacing - 1e-6).astype(int)
         middle = volume.affine @ [*((np.array(volume.data.shape) - 1) / 2), 1]
         affine = np.eye(4)
@@ -57,25 +57,18 @@ def register(template: Template, data: np.ndarray, affine: np.ndarray, options: 
     import SimpleITK as sitk
 
     fixed = volumes.to_sitk(template.data, template.affine)
-    around = sitk.BinaryDilate(volumes.to_sitk(template.brain.astype(np.uint8), template.affine), [3] * 3)
     data, affine = _cropped(data.astype(np.float32), affine)
     moving = _smooth(volumes.to_sitk(data, affine), FINEST)
 
     def run(transform: Any) -> float:
-        method = sitk.ImageRegistrationMethod()
-        method.SetNumberOfThreads(1)
-        method.SetMetricAsMattesMutualInformation(BINS)
-        method.SetMetricFixedMask(around)
+        method = _method(template, 3, transform)
         method.SetMetricSamplingStrategy(method.REGULAR)
         shares = [min(1.0, options.sampling * level**3) for level in LEVELS]
         method.SetMetricSamplingPercentagePerLevel(shares, SEED)
-        method.SetInterpolator(sitk.sitkLinear)
         method.SetShrinkFactorsPerLevel(LEVELS)
         method.SetSmoothingSigmasPerLevel(SMOOTHING)
         method.SmoothingSigmasAreSpecifiedInPhysicalUnitsOn()
         method.SetOptimizerAsRegularStepGradientDescent(1.0, 1e-3, options.iterations, 0.6, 1e-6)
-        method.SetOptimizerScalesFromPhysicalShift()
-        method.SetInitialTransform(transform, True)
         method.Execute(fixed, moving)
         return float(method.GetMetricValue())
 
@@ -99,9 +92,8 @@ def turned(template: Template, data: np.ndarray, affine: np.ndarray) -> str:
     import SimpleITK as sitk
 
     fixed = volumes.to_sitk(template.data, template.affine)
-    around = sitk.BinaryDilate(volumes.to_sitk(template.brain.astype(np.uint8), template.affine), [1] * 3)
     data, affine = _cropped(data.astype(np.float32), affine)
-    edges = np.linalg.norm(affine[:3, :3], axis=0)
+    edges = grids.edges(affine)
     coarse = affine.copy()
     coarse[:3, :3] *= COARSE / edges
     shape = tuple(int(size) for size in np.ceil(np.array(data.shape) * edges / COARSE) + 1)
@@ -113,14 +105,8 @@ def turned(template: Template, data: np.ndarray, affine: np.ndarray) -> str:
     for axis, degrees in (("", 0), *((axis, degrees) for axis in _AXES for degrees in (90, 180, 270))):
         transform = sitk.Euler3DTransform(start)
         transform.SetRotation(*(np.radians(degrees) * (axis == other) for other in _AXES))
-        method = sitk.ImageRegistrationMethod()
-        method.SetNumberOfThreads(1)
-        method.SetMetricAsMattesMutualInformation(BINS)
-        method.SetMetricFixedMask(around)
-        method.SetInterpolator(sitk.sitkLinear)
+        method = _method(template, 1, transform)
         method.SetOptimizerAsRegularStepGradientDescent(2.0, 0.05, 30, 0.6, 1e-6)
-        method.SetOptimizerScalesFromPhysicalShift()
-        method.SetInitialTransform(transform, True)
         try:
             method.Execute(fixed, moving)
         except RuntimeError:  # of a start from which the images stop overlapping
@@ -130,6 +116,22 @@ def turned(template: Template, data: np.ndarray, affine: np.ndarray) -> str:
     if best[1] == 0 or found[best] > found.get(("", 0), 0) - MARGIN_OF_TURN:
         return ""
     return f"{best[1]} degrees about the {best[0]} axis"
+
+
+def _method(template: Template, margin: int, transform: Any) -> Any:
+    """What all registrations share: mutual information within `margin` voxels of the template's brain, one thread;
+    `transform` is the start, and is moved."""
+    import SimpleITK as sitk
+
+    method = sitk.ImageRegistrationMethod()
+    method.SetNumberOfThreads(1)
+    method.SetMetricAsMattesMutualInformation(BINS)
+    brain = volumes.to_sitk(template.brain.astype(np.uint8), template.affine)
+    method.SetMetricFixedMask(sitk.BinaryDilate(brain, [margin] * 3))
+    method.SetInterpolator(sitk.sitkLinear)
+    method.SetOptimizerScalesFromPhysicalShift()
+    method.SetInitialTransform(transform, True)
+    return method
 
 
 def matrix(transform: Any) -> np.ndarray:

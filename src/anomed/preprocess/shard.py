@@ -1,12 +1,13 @@
 """The spatial command: one shard of a domain's volumes through the chain's spatial steps, one folder a volume."""
 
+import contextlib
 import importlib.metadata
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-from anomed import console, plugins, problems, records, sources
+from anomed import console, grids, plugins, problems, records, sources, volumes
 from anomed.domains.source import Files, Scan, Source
 from anomed.errors import AnomedError
 from anomed.manifest import CaseProblem
@@ -76,7 +77,7 @@ def spatial(
             print(problem, flush=True)
             continue
         print(f"{scan.subject_id}: done", flush=True)
-        cards[scan.subject_id] = card["digest"]
+        cards[scan.subject_id] = records.digest(card)
         rows.append(row(scan, folder, card))
     page = listing.with_suffix(".html")
     page.unlink(missing_ok=True)
@@ -129,22 +130,18 @@ def _volume(
     raw = scan.fetch()
     key = records.digest([state, {name: _identity(path) for name, path in vars(raw).items() if path}])
     if (folder / CARD).exists():
-        try:
-            card = _read(folder, key)
-        except AnomedError:
-            pass  # damaged or of another state: made again
-        else:
-            return card
-    if folder.exists() and not (folder / CARD).exists():
+        with contextlib.suppress(AnomedError):  # damaged or of another state: made again
+            return _read(folder, key)
+    elif folder.exists():
         found, hint = f"{folder} without {CARD}, so not ours to replace", "remove it, or name another folder"
         raise CaseProblem(scan.subject_id, "foreign_folder", found, "no such folder, or one of ours", hint)
     with records.atomic_dir(folder, OURS) as partial:
         facts, inputs = process(scan.subject_id, raw, chain, files, partial)
-        hashes = {path.name: records.digest_file(path) for path in sorted(partial.iterdir())}
-        card = {"subject": scan.subject_id, "key": key, "chain": state["chain"], "files": hashes, "facts": facts}
-        card["inputs"] = inputs
-        records.write_card(partial / CARD, {**card, "versions": state["versions"]})
-    return _read(folder, key)
+        card = {"subject": scan.subject_id, "key": key, "chain": state["chain"], "facts": facts, "inputs": inputs}
+        card["files"] = {path.name: records.digest_file(path) for path in sorted(partial.iterdir())}
+        card["versions"] = state["versions"]
+        records.write_card(partial / CARD, card)
+    return card
 
 
 def _read(folder: Path, key: str) -> dict[str, Any]:
@@ -153,7 +150,7 @@ def _read(folder: Path, key: str) -> dict[str, Any]:
         raise AnomedError(f"{folder}: of another state")
     for name in card["files"]:
         records.verified(folder / name, card)
-    return {**card, "digest": records.digest(card)}
+    return card
 
 
 def _identity(path: Path) -> Any:
@@ -173,18 +170,14 @@ def process(
 
     Returns what the steps measured, and the hashes of the scan's files. Raises CaseProblem.
     """
-    import numpy as np
-
-    from anomed import volumes
-    from anomed.grids import MIN_VOXELS
     from anomed.preprocess import spatial
 
     data = steps.run(spatial.compose(chain, files), {"subject": subject, "files": raw, "scratch": out})
     facts = {name: round(value, 6) for name, value in data["facts"].items()}
     after, lesion = spatial.array(data["image"]), spatial.array(data["lesion"]) > 0 if "lesion" in data else None
-    if min(after.shape) < MIN_VOXELS:
+    if min(after.shape) < grids.MIN_VOXELS:
         found, hint = f"{after.shape} voxels after resampling", "choose a finer spacing"
-        raise CaseProblem(subject, "too_thin", found, f"at least {MIN_VOXELS} along every axis", hint)
+        raise CaseProblem(subject, "too_thin", found, f"at least {grids.MIN_VOXELS} along every axis", hint)
     if after.min() == after.max():
         hint = "look at the image and the mask of its organ"
         raise CaseProblem(subject, "constant_organ", f"{after.flat[0]:g} in every voxel", "an image", hint)
@@ -199,20 +192,10 @@ def process(
         if outside == 100:
             hint = "look at the picture of the masks; correct one of them, or exclude the subject"
             raise CaseProblem(subject, "lesion_outside", "no voxel of the lesion in the organ", "some of them", hint)
-    for key in spatial.KEYS:
-        if key in data:
-            volumes.write(out / f"{key}.nii.gz", spatial.array(data[key]), spatial.affine_of(data[key]))
-    native = data["native"]
-    if native.organ is not None:
-        volumes.write_on_original(out / "organ_native.nii.gz", native.organ, native.volume)
-    if "transform" in data:
-        import SimpleITK as sitk
-
-        sitk.WriteTransform(data["transform"], str(out / "transform.tfm"))
-    before_edges, after_edges = (
-        np.linalg.norm(a[:3, :3], axis=0) for a in (native.volume.affine, spatial.affine_of(data["image"]))
-    )
-    outline = data.get("outline")
-    shown = native.volume.data, native.organ, before_edges, after, outline, after_edges, lesion
+    affine, native = spatial.affine_of(data["image"]), data["native"]
+    volumes.write(out / "image.nii.gz", after, affine)
+    spatial.save(data, out.joinpath)
+    edges = [grids.edges(each).tolist() for each in (native.volume.affine, affine)]
+    shown = native.volume.data, native.organ, edges[0], after, data.get("outline"), edges[1], lesion
     (out / "qc.png").write_bytes(qc.picture(*shown))
     return facts, data["inputs"]

@@ -1,10 +1,13 @@
 """The volume command: one volume through any steps, in one call."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
+from anomed import volumes
 from anomed.domains.source import Files
 from anomed.errors import AnomedError
 from anomed.preprocess import intensity_steps, spatial_steps, steps
@@ -41,11 +44,11 @@ def volume(image: Path, out: Path, text: str, lesion: Path | None, organ: Path |
         raise AnomedError(
             f"--steps: found no step; name some of {', '.join([*spatial_steps.STEPS, *intensity_steps.STEPS])}"
         )
-    strips = any(name in ("skull_strip", "organ_mask") for name, _ in spatial)
-    made = {"lesion": bool(lesion), "organ": strips, "organ_native": strips}
-    written = [out, *(_beside(out, part) for part in made), _beside(out, "transform", ".tfm")]
-    wanted = [True, *made.values(), any(name == "register" for name, _ in spatial)]
-    for target, known in zip(written, wanted, strict=True):
+    strips = spatial_steps.finds_organ(spatial)
+    made = {"lesion.nii.gz": bool(lesion), "organ.nii.gz": strips, "organ_native.nii.gz": strips}
+    made["transform.tfm"] = any(name == "register" for name, _ in spatial)
+    written = {out: True, **{_beside(out, name): known for name, known in made.items()}}
+    for target, known in written.items():
         if target.is_dir() or (target.exists() and not known):
             raise AnomedError(f"{target}: is there and would not be of this result; move it, or name another result")
     for path in (image, lesion, organ):
@@ -58,35 +61,24 @@ def volume(image: Path, out: Path, text: str, lesion: Path | None, organ: Path |
     _run(Files(image, lesion, organ), out, spatial, intensity)
 
 
-def _beside(out: Path, part: str, suffix: str = SUFFIX) -> Path:
-    return out.with_name(f"{out.name.removesuffix(SUFFIX)}_{part}{suffix}")
+def _beside(out: Path, name: str) -> Path:
+    return out.with_name(f"{out.name.removesuffix(SUFFIX)}_{name}")
 
 
 def _run(raw: Files, out: Path, spatial: list[Any], intensity: list[Any]) -> None:
-    import numpy as np
-    import SimpleITK as sitk
-
-    from anomed import volumes
     from anomed.preprocess import intensity as levels
     from anomed.preprocess import spatial as space
 
-    each = bool(intensity) and intensity[-1][0] == "slice_min_max"
     files = spatial_steps.files(spatial, "--steps")
     data = steps.run(space.compose(spatial, files), {"subject": raw.image.resolve().name, "files": raw})
-    data = steps.run(levels.compose(intensity[:-1] if each else intensity, {}), data)
-    image, affine = space.array(data["image"]), space.affine_of(data["image"])
-    if each:
+    data = steps.run(levels.compose(intensity, {}), data)
+    image = space.array(data["image"])
+    if intensity and intensity[-1][0] == "slice_min_max":
         image = np.stack([levels.slice_min_max(image[..., z]) for z in range(image.shape[2])], axis=2)
     if intensity:
         image = levels.to_uint8(image)
     out.parent.mkdir(parents=True, exist_ok=True)
-    volumes.write(out, image, affine)
-    for key in ("lesion", "organ"):
-        if key in data:
-            volumes.write(_beside(out, key), space.array(data[key]), affine)
-    if data["native"].organ is not None:
-        volumes.write_on_original(_beside(out, "organ_native"), data["native"].organ, data["native"].volume)
-    if "transform" in data:
-        sitk.WriteTransform(data["transform"], str(_beside(out, "transform", ".tfm")))
+    volumes.write(out, image, space.affine_of(data["image"]))
+    space.save(data, functools.partial(_beside, out))
     for name, value in data["facts"].items():
         print(f"{name}: {value:.4g}")

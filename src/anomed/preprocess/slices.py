@@ -43,9 +43,6 @@ class Slices(Settings):
         axis = volumes.PLANES[self.plane]
         places = self.start + self.step * np.arange(int((self.stop - self.start) / self.step + 1e-9) + 1)
         if self.unit == "mm":
-            middle = affine @ [
-                *((np.array(shape) - 1) / 2),
-                1,
-            ]  # of an oblique volume: along the line through its centre
+            middle = affine @ [*((np.array(shape) - 1) / 2), 1]  # if oblique: along the line through the centre
             places = (places - middle[axis]) / affine[axis, axis] + (shape[axis] - 1) / 2
         return sorted({int(at) for at in np.floor(places + 0.5) if 0 <= at < shape[axis]})

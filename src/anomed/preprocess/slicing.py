@@ -2,23 +2,22 @@
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anomed import console, prepare, problems, records
+from anomed import console, prepare, problems, records, volumes
 from anomed.domains.source import Scan, Source
 from anomed.errors import AnomedError
 from anomed.manifest import Case, CaseProblem, Pixels
-from anomed.preprocess import qc, shard, steps
+from anomed.preprocess import qc, shard, spatial_steps, steps
 from anomed.preprocess.chain import Chain
 from anomed.preprocess.slices import Slices
 from anomed.preprocess.steps import Step
 from anomed.settings import check
-from anomed.volumes import PLANES, cut
 
 
 class Block(prepare.Block):
@@ -29,9 +28,9 @@ class Block(prepare.Block):
 
 
 def intensity(
-    domain: str, parameters: dict[str, Any], root: Path | None, work: Path, volumes: Path, out: Path, listing: Path
+    domain: str, parameters: dict[str, Any], root: Path | None, work: Path, folders: Path, out: Path, listing: Path
 ) -> None:
-    """Normalise the volumes that `anomed prepare spatial` left in `volumes`, cut them, write `out` whole or not at all.
+    """Normalise the volumes that `anomed prepare spatial` left in `folders`, cut them, write `out` whole or not at all.
 
     parameters: the domain's whole block with `fingerprint` and `files` (see plan.py). What is fitted is fitted on the
     train volumes alone. Beside the prepared domain lies qc.html. Raises AnomedError as `prepare` does.
@@ -42,25 +41,24 @@ def intensity(
     made = Chain(block.preprocess, "preprocess")
     chain, rule, identity = made.intensity, made.slices, shard.identity(made.spatial, block.files)
     source = shard.source_of(domain, parameters, root, work)
-    scans, volumes = sorted(source.scans(), key=lambda scan: scan.subject_id), volumes.resolve()
+    scans, folders = sorted(source.scans(), key=lambda scan: scan.subject_id), folders.resolve()
     try:
-        fitted = transforms.fit(chain, (load(volumes / scan.subject_id) for scan in scans if scan.split == "train"))
+        fitted = transforms.fit(chain, (load(folders / scan.subject_id) for scan in scans if scan.split == "train"))
     except CaseProblem as problem:
         problems.judge([*source.problems, problem], {}, listing)
     each = bool(chain) and chain[-1][0] == "slice_min_max"
-    whole = chain[:-1] if each else chain
-    grey = functools.lru_cache(maxsize=1)(functools.partial(_grey, whole, fitted))
+    grey = functools.lru_cache(maxsize=1)(functools.partial(_grey, chain, fitted))
     cutter = Cutter(rule, each, source.has_masks, grey)
     cases: list[Case] = []
     rows = []
     for scan in console.track(scans, f"slice {domain}"):
-        folder = volumes / scan.subject_id
+        folder = folders / scan.subject_id
         rows.append(shard.row(scan, folder, _card(folder, identity)))
         try:
             cases += cutter.cases(scan, folder)
         except CaseProblem as problem:
             source.problems.append(problem)
-    organ = any(name in ("skull_strip", "organ_mask") for name, _ in made.spatial)
+    organ = spatial_steps.finds_organ(made.spatial)
     left_out = dict(sorted(cutter.left_out.items()))
     _check_splits(cases, source, left_out, cutter.without)
     with records.atomic_dir(out, prepare.OURS) as partial:
@@ -95,17 +93,17 @@ def _check_splits(cases: list[Case], source: Source, left_out: dict[str, int], w
             )
 
 
-def load(folder: Path) -> dict[str, Any]:
-    """What the spatial chain left of a subject, as MONAI's transforms take it: image, lesion and organ, if any."""
-    from anomed import volumes as files
+def load(folder: Path, keys: Sequence[str] = ("image", "lesion", "organ")) -> dict[str, Any]:
+    """What the spatial chain left of a subject, as MONAI's transforms take it: those of `keys` that there are, and the
+    hash of its scan."""
     from anomed.preprocess import spatial
 
-    card = records.read_card(folder / shard.CARD, "files", "subject")
-    data: dict[str, Any] = {"subject": card["subject"]}
-    for key in spatial.KEYS:
+    card = records.read_card(folder / shard.CARD, "files", "subject", "inputs")
+    data: dict[str, Any] = {"subject": card["subject"], "sha256": card["inputs"]["image"]}
+    for key in keys:
         path = folder / f"{key}.nii.gz"
         if path.name in card["files"]:
-            reader = files.read if key == "image" else files.read_label
+            reader = volumes.read if key == "image" else volumes.read_label
             volume = reader(records.verified(path, card), str(path))
             data[key] = spatial.tensor(volume.data, volume.affine)
     return data
@@ -146,8 +144,9 @@ class Cutter:
 
     def cases(self, scan: Scan, folder: Path) -> list[Case]:
         """Its slices that become images. Raises CaseProblem when truth and label contradict each other."""
-        data = load(folder)
-        shape, affine = data["image"].shape[1:], data["image"].affine.numpy()
+        data = load(folder, ("lesion", "organ"))
+        grid = data["organ"] if "organ" in data else load(folder, ("image",))["image"]
+        shape, affine = grid.shape[1:], grid.affine.numpy()
         indices = self.rule.indices(affine, shape)
         if not indices:
             found, hint = f"a volume of {tuple(shape)} voxels, which none of the slices meets", "change `slices:`"
@@ -158,23 +157,21 @@ class Cutter:
                 f"slices from {self.rule.start:g} to {self.rule.stop:g} {self.rule.unit}",
                 hint,
             )
-        axis = PLANES[self.rule.plane]
+        axis = volumes.PLANES[self.rule.plane]
         area = float(np.linalg.norm(np.cross(*np.delete(affine[:3, :3], axis, axis=1).T)))
         lesion = self._areas(data.get("lesion"), axis, area)
         organ = self._areas(data.get("organ"), axis, area)
-        blank = np.ptp(np.moveaxis(data["image"][0].numpy(), axis, 0).reshape(shape[axis], -1), axis=1) == 0
+        values = np.moveaxis(grid[0].numpy(), axis, 0).reshape(shape[axis], -1)
+        blank = np.ptp(values, axis=1) == 0 if organ is None else np.zeros(shape[axis], bool)
         patient = self._patient(scan, lesion)
-        inputs = records.read_card(folder / shard.CARD, "inputs")["inputs"]
         cases = []
         for z in indices:
             abnormal = patient if lesion is None else bool(lesion[z])
-            reason = self._passed_over(scan.split, patient, abnormal, z, lesion, organ)
-            if organ is None and blank[z]:
-                reason = "blank"
+            reason = "blank" if blank[z] else self._passed_over(scan.split, patient, abnormal, z, lesion, organ)
             if reason:
                 self.left_out[reason] += 1
                 continue
-            load_slice = functools.partial(self._load, folder, z, inputs["image"])
+            load_slice = functools.partial(self._load, folder, z, data["sha256"])
             pathology = scan.pathology if abnormal else ""
             name = f"{scan.subject_id}_{z:03d}"
             cases.append(
@@ -233,8 +230,8 @@ class Cutter:
         from anomed.preprocess import intensity as transforms
 
         grey = self.grey(folder)
-        image = cut(grey.image, self.rule.plane, z)
+        image = volumes.cut(grey.image, self.rule.plane, z)
         if self.each:
             image = transforms.slice_min_max(image)
-        organ, lesion = (None if mask is None else cut(mask, self.rule.plane, z) for mask in grey[1:])
+        organ, lesion = (None if mask is None else volumes.cut(mask, self.rule.plane, z) for mask in grey[1:])
         return Pixels(transforms.to_uint8(image), lesion, sha256, organ)

@@ -6,7 +6,7 @@ no step has used; `facts`, what each step measured; `native`, the scan as it cam
 registration.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -186,6 +186,19 @@ class Resampled(MapTransform):
             moved = self.modes[key](out[key])
             out[key] = tensor(array(moved).astype(array(data[key]).dtype), affine_of(moved))
         return out
+
+
+def save(data: dict[str, Any], place: Callable[[str], Path]) -> None:
+    """Write what goes beside the image: lesion and organ on its grid, the organ on the scan's own grid with its header,
+    and the transform (ITK, template mm to scan mm). place: from the name of a file to its path."""
+    for key in ("lesion", "organ"):
+        if key in data:
+            volumes.write(place(f"{key}.nii.gz"), array(data[key]), affine_of(data[key]))
+    native = data["native"]
+    if native.organ is not None:
+        volumes.write_on_original(place("organ_native.nii.gz"), native.organ, native.volume)
+    if "transform" in data:
+        sitk.WriteTransform(data["transform"], str(place("transform.tfm")))
 
 
 @cache

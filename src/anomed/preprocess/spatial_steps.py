@@ -3,12 +3,12 @@
 import shlex
 import shutil
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
+from anomed import packages
 from anomed.errors import AnomedError
 from anomed.preprocess.steps import Step
 from anomed.settings import Settings
@@ -108,9 +108,14 @@ def check_order(steps: Sequence[Step], where: str) -> None:
     moved = [at for at, name in enumerate(names) if name in _EXCLUSIVE[1]]
     if moved and moved[0] != len(names) - 1:
         raise AnomedError(f"{where}: {names[moved[0]]} changes the grid, so it comes last; move {names[-1]} before it")
-    if "register" in names and not set(_EXCLUSIVE[0]) & set(names):
+    if "register" in names and not finds_organ(steps):
         hint = "put skull_strip before it (backend: none where heads are stripped)"
         raise AnomedError(f"{where}: register compares with a stripped template; {hint}")
+
+
+def finds_organ(steps: Sequence[Step]) -> bool:
+    """Whether the chain tells the organ from the rest."""
+    return any(name in ("skull_strip", "organ_mask") for name, _ in steps)
 
 
 def needed(steps: Sequence[Step]) -> list[str]:
@@ -121,51 +126,38 @@ def needed(steps: Sequence[Step]) -> list[str]:
 
 
 def files(steps: Sequence[Step], where: str) -> dict[str, Path]:
-    """The files outside the project that the steps read, by name; their contents belong to the parameters.
+    """The files of `needed`, by name; their contents belong to the parameters.
 
     Raises AnomedError naming the key whose file is missing.
     """
-    found: dict[str, Path] = {}
-    for name, options in steps:
-        if name == "skull_strip" and options.backend == "deepbet":
-            found |= {
-                f"deepbet_{part}": _inside("deepbet", f"../data/models/{part}.pt") for part in ("model", "bbox_model")
-            }
-        if name == "skull_strip" and options.backend == "command":
-            program = shutil.which(options.program)
-            if program is None:
-                key = f"{where}.skull_strip.program"
-                raise AnomedError(f"{key}: found {options.program!r}, which is no executable here; give its path")
-            found["program"] = Path(program).absolute()  # the job runs it from another folder
-        if name == "register":
-            inside = "datasets/data/mni_icbm152_t1_tal_nlin_sym_09a_converted.nii.gz"
-            found["template"] = _inside("nilearn", inside) if options.template == MNI152 else Path(options.template)
-            if not found["template"].is_file():
-                key = f"{where}.register.template"
-                raise AnomedError(f"{key}: found {options.template!r}, expected {MNI152} or the path of a NIfTI file")
-    return found
+    options = dict(steps)
+    return {name: _file(name, options, where) for name in needed(steps)}
 
 
-def _inside(package: str, name: str) -> Path:
-    """A file of an installed package, which is not imported."""
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        raise AnomedError(f"{package} is not installed, expected it in the environment; run `make setup`")
-    path = Path(found.submodule_search_locations[0]) / name
-    if not path.is_file():
-        raise AnomedError(f"{path.name}: not found in the package {package}; install the locked version again")
-    return path
+def _file(name: str, options: dict[str, Any], where: str) -> Path:
+    if name.startswith("deepbet_"):
+        return packages.inside("deepbet", f"../data/models/{name.removeprefix('deepbet_')}.pt")
+    if name == "program":
+        asked = options["skull_strip"].program
+        program = shutil.which(asked)
+        if program is None:
+            raise AnomedError(
+                f"{where}.skull_strip.program: found {asked!r}, which is no executable here; give its path"
+            )
+        return Path(program).absolute()  # the job runs it from another folder
+    asked = options["register"].template
+    if asked == MNI152:
+        return packages.inside("nilearn", "datasets/data/mni_icbm152_t1_tal_nlin_sym_09a_converted.nii.gz")
+    if not Path(asked).is_file():
+        raise AnomedError(f"{where}.register.template: found {asked!r}, expected {MNI152} or the path of a NIfTI file")
+    return Path(asked)
 
 
 def anonymous(steps: Sequence[Step]) -> list[Step]:
     """The steps without the paths of their files: a path is no content, and enters no hash."""
-    hidden = {"template": "file", "program": "file"}
-    return [
-        (
-            name,
-            options.model_copy(
-                update={key: text for key, text in hidden.items() if getattr(options, key, None) not in (None, MNI152)}
-            ),
-        )
-        for name, options in steps
-    ]
+    paths = {"template", "program"}
+    hidden = []
+    for name, options in steps:
+        given = {key for key in paths & options.model_fields_set if getattr(options, key) not in (None, MNI152)}
+        hidden.append((name, options.model_copy(update=dict.fromkeys(given, "file"))))
+    return hidden
