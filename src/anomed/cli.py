@@ -24,8 +24,7 @@ def _images(args: argparse.Namespace) -> None:
 def _spatial(args: argparse.Namespace) -> None:
     from anomed.preprocess.shard import spatial
 
-    files = {name: Path(path) for name, path in args.files.items()}
-    spatial(args.domain, args.params, files, args.root, args.work, args.out, args.shard, args.problems)
+    spatial(args.domain, args.params, args.files, args.root, args.work, args.out, args.shard, args.problems)
 
 
 def _intensity(args: argparse.Namespace) -> None:
@@ -97,6 +96,14 @@ def _json(text: str) -> dict[str, Any]:
     return value
 
 
+def _paths(text: str) -> dict[str, Path]:
+    value = _json(text)
+    for name, path in value.items():
+        if not isinstance(path, str):
+            raise argparse.ArgumentTypeError(f"{name}: found {path!r}, expected a path")
+    return {name: Path(path) for name, path in value.items()}
+
+
 def _shard(text: str) -> tuple[int, int]:
     index, _, number = text.partition("-of-")
     if not (index.isdecimal() and number.isdecimal() and int(index) < int(number)):
@@ -160,7 +167,7 @@ def parser() -> argparse.ArgumentParser:
         if handler is _spatial:
             sub.add_argument("shard", type=_shard, help="for example 0-of-4")
             sub.add_argument(
-                "--files", type=_json, required=True, metavar="JSON", help="files that the chain reads, by name"
+                "--files", type=_paths, required=True, metavar="JSON", help="files that the chain reads, by name"
             )
         sub.add_argument(
             "--params", type=_json, required=True, metavar="JSON", help="the domain's block, defaults filled in"

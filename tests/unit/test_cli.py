@@ -56,6 +56,8 @@ def test_a_job_whose_snakemake_was_killed_discards_its_result(tmp_path: Path) ->
             "argument --seed: found 'one', expected an integer",
         ),
         (["predict", "--mode", "m"], "the following arguments are required: --model"),
+        (["prepare", "spatial", "d", "3-of-2"], "argument shard: found '3-of-2', expected <i>-of-<n>"),
+        (["prepare", "spatial", "d", "0-of-2", "--files", '{"a": 3}'], "argument --files: a: found 3, expected a path"),
     ],
 )
 def test_wrong_words_are_named(arguments: list[str], message: str) -> None:
