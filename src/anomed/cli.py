@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,22 @@ def _fit(args: argparse.Namespace) -> None:
 def _predict(args: argparse.Namespace) -> None:
     from anomed.predict import predict
 
-    predict(args.model, args.data, args.out, args.device)
+    predict(args.model, args.data, args.out, args.device, args.train)
+
+
+def _import(args: argparse.Namespace) -> None:
+    from anomed.importing import IMPORTED, bring
+
+    data = args.data or Path("data/prepared") / args.domain
+    out = bring(args.system, args.domain, args.seed, args.scores, args.maps, args.origin, data, IMPORTED)
+    row = f"a block `imported: {{{args.system}: }}`, and {args.system!r} in run.systems"
+    print(f"{out}\nFor its row in the table, in params.yaml: {row}")
+
+
+def _adopt(args: argparse.Namespace) -> None:
+    from anomed.importing import IMPORTED, adopt
+
+    adopt(args.system, args.seed, args.params, args.data, args.out, IMPORTED)
 
 
 def _score(args: argparse.Namespace) -> None:
@@ -81,9 +97,17 @@ def _compare(args: argparse.Namespace) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> None:
-    from anomed.doctor import doctor
+    if args.what == "data":
+        from anomed.doctor_data import doctor_data as examine
+    else:
+        from anomed.doctor import doctor as examine
+    sys.exit(1 if examine(args.config) else 0)
 
-    sys.exit(doctor(args.config))
+
+def _fetch(args: argparse.Namespace) -> None:
+    from anomed.fetch import fetch
+
+    fetch(args.what, args.to, args.config)
 
 
 def _json(text: str) -> dict[str, Any]:
@@ -115,6 +139,14 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer from 0 to {2**32 - 1}")
     return int(text)
+
+
+def _key(text: str) -> str:
+    from anomed.params import NAME
+
+    if not re.fullmatch(NAME, text) or len(text) > 64:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected lower-case letters, digits and . _ @ -")
+    return text
 
 
 def _tolerance(text: str) -> float:
@@ -202,8 +234,28 @@ def parser() -> argparse.ArgumentParser:
     sub = command(_predict, "score a domain's valid and test images with a model")
     folder(sub, "--model", "what fit wrote")
     folder(sub, "--data", "prepared domain")
+    sub.add_argument("--train", type=_path, metavar="DIR", help="prepared domain of the model, where it is another one")
     folder(sub, "--out", "predictions to write")
     sub.add_argument("--device", **device)
+
+    sub = command(_import, "check the predictions of an outside method and keep them for the table, one seed a call")
+    sub.add_argument("system", type=_key, help="the row's name in the table")
+    sub.add_argument("--domain", type=_key, required=True, help="its key in params.yaml")
+    sub.add_argument("--seed", type=_seed, required=True, metavar="K", help="of the run; 0 where nothing is random")
+    text = "columns image_id and score, every valid and test image"
+    sub.add_argument("--scores", type=Path, required=True, metavar="CSV", help=text)
+    text = "<image_id>.npy for each of them, float32 h x w, one shape; leave it out if the method does not localise"
+    sub.add_argument("--maps", type=Path, metavar="DIR", help=text)
+    text = "where they come from: program, version, who ran it"
+    sub.add_argument("--origin", required=True, metavar="TEXT", help=text)
+    folder(sub, "--data", "prepared domain (default: data/prepared/<domain>)", default=None)
+
+    sub = command(_adopt, "turn imported predictions into a run")
+    sub.add_argument("system", help="the row's name in the table")
+    sub.add_argument("--params", type=_json, required=True, metavar="JSON", help="hashes of what was imported")
+    sub.add_argument("--seed", type=_seed, required=True)
+    folder(sub, "--data", "prepared domain")
+    folder(sub, "--out", "predictions to write")
 
     sub = command(_score, "compute every metric of one run")
     folder(sub, "--run", "what predict wrote")
@@ -240,7 +292,13 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X", help=text)
 
     sub = command(_doctor, "say what is installed, which device is used, which data and weights are present")
+    sub.add_argument("what", nargs="?", choices=["data"], help="data: what each domain has and lacks, by name")
     sub.add_argument("--config", type=Path, default=Path("params.yaml"), metavar="YAML")
+
+    sub = command(_fetch, "download a domain's published files or the systems' weights: resumed, checked by sha256")
+    sub.add_argument("what", metavar="WHAT", help="a domain with a card, or `weights`")
+    sub.add_argument("--to", type=Path, metavar="DIR", help="default: data/raw/<source> or data/weights")
+    sub.add_argument("--config", type=Path, default=Path("params.yaml"), metavar="YAML", help="for `weights`")
     return top
 
 

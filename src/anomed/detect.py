@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from anomed import plugins, records
 from anomed.errors import AnomedError
@@ -58,31 +59,52 @@ class Detector:
 def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Path, device: str) -> None:
     """Train one method on the normal train images of a prepared domain and write its model folder whole, or nothing.
 
-    parameters: {"method": its block with `implementation`, "files": hashes of weights}. out: `state.safetensors` and
-    the run card. Raises AnomedError when the domain has no train image.
+    parameters: {"method": its block with `implementation`, "files": hashes of weights}, and "train_limit" where only
+    the images of so many subjects are used. out: `state.safetensors` and the run card. Raises AnomedError when the
+    domain has no train image, or fewer train subjects than that.
     """
     from safetensors.numpy import save_file
 
     prepared = Prepared(data)
-    train = prepared.table.row[prepared.table.split == "train"]
-    if train.empty:
-        raise AnomedError(
-            f"{data}: no train image, so nothing to fit {system!r} on; a detector needs normal train images"
-        )
+    rows = _train_rows(prepared, system, parameters, seed)
     detector = create(parameters, seed, device)
     with records.atomic_dir(out, r"run\.json|state\.safetensors") as partial:
         with card_of(prepared, system, parameters, seed, detector) as card:
-            detector.fit(prepared.images[train.iloc[0] : train.iloc[-1] + 1])  # train comes first: one view, no copy
+            every = len(rows) == rows[-1] + 1  # train comes first: one view, no copy
+            detector.fit(prepared.images[: len(rows)] if every else prepared.images[rows])
+            card.facts.update(train_images=len(rows), image_shape=list(prepared.images.shape[1:]))
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
         (partial / STATE).chmod(0o644)  # the library makes it readable by its owner alone
         card.write(partial)
 
 
+def _train_rows(prepared: Prepared, system: str, parameters: dict[str, Any], seed: int) -> np.ndarray:
+    """Rows of the train images, ascending: all, or with a train_limit k those of the first k subjects in an order that
+    the seed gives; the subjects of a smaller k are among those of a larger one."""
+    train = prepared.table[prepared.table.split == "train"]
+    if train.empty:
+        raise AnomedError(
+            f"{prepared.folder}: no train image, so nothing to fit {system!r} on; a detector needs normal train images"
+        )
+    limit = check(_Fitted, parameters, "--params").train_limit
+    if limit is not None:
+        subjects = sorted(train.subject_id.unique(), key=lambda name: records.digest([seed, name]))
+        if len(subjects) < limit:
+            domain = prepared.card["domain"]
+            raise AnomedError(
+                f"domains.{domain}.train_limit: found {limit}, but there are {len(subjects)} train subjects; lower it, "
+                "or leave it out to use all"
+            )
+        train = train[train.subject_id.isin(subjects[:limit])]
+    return train.row.to_numpy()
+
+
 class _Fitted(Settings):
-    """What a model depends on: the method's block, and the hashes of its weights by name."""
+    """What a model depends on: the method's block, the hashes of its weights by name, how many subjects it may see."""
 
     method: dict[str, Any]
     files: dict[str, str]
+    train_limit: int | None = Field(default=None, ge=1)
 
 
 def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:

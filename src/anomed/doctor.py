@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from anomed import manifest, params, records
+from anomed import backbones, cards, manifest, params, records
 from anomed.errors import AnomedError
-from anomed.plan import PREPARED, Plan
+from anomed.plan import CARDS, PREPARED, Plan
 
 PACKAGES = (
     "anomed",
@@ -100,7 +100,20 @@ def _domain(plan: Plan, name: str) -> tuple[str, str, str]:
         return "ok", name, f"{block.source} at {block.root}; {prepared}"
     if card.exists():
         return "note", name, f"{block.root} does not exist; {prepared}, so it is not needed"
-    return "missing", name, f"{block.root} does not exist: put the data there or change domains.{name}.root"
+    return "missing", name, without_root(plan, name)
+
+
+def without_root(plan: Plan, name: str) -> str:
+    """That a domain's root does not exist, and how its data can be had."""
+    block = plan.params.domains[name]
+    text = f"{block.root} does not exist: put the data there or change domains.{name}.root"
+    card = cards.load(name, CARDS)
+    entry = card.sources.get(block.source) if card else None
+    if entry:
+        text += f". {entry.obtain}"
+        if entry.downloads:
+            text += f" Or run `anomed fetch {name}`"
+    return text
 
 
 def _wanted(plan: Plan, name: str) -> str:
@@ -120,8 +133,22 @@ def _weights(plan: Plan) -> list[tuple[str, str, str]]:
             continue
         rows += [("ok", f"{domain}: {name}", f"sha256 {records.digest_file(files[name])[:16]}") for name in files]
     for system in plan.systems:
-        for name, path in plan.weights(system).items():
-            found = path.exists()
-            detail = f"sha256 {records.digest_file(path)[:16]}" if found else str(path)
-            rows.append(("ok" if found else "missing", f"{system}: {name}", detail))
+        try:
+            files = plan.weights(system)
+        except AnomedError as error:
+            rows.append(("missing", system, str(error)))
+            continue
+        for name, path in files.items():
+            state, detail = _weight(name, path)
+            rows.append((state, f"{system}: {name}", detail))
     return rows
+
+
+def _weight(name: str, path: Path) -> tuple[str, str]:
+    """State and detail of one file of weights."""
+    if name in backbones.BACKBONES and backbones.BACKBONES[name].url:
+        try:
+            backbones.check_fetched(name, path)
+        except AnomedError as error:
+            return "missing", str(error)
+    return ("ok", f"sha256 {records.digest_file(path)[:16]}") if path.exists() else ("missing", str(path))

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import re
 import struct
 import zlib
 
@@ -21,6 +22,9 @@ _MAGIC = {
     b"MM\0*": "a TIFF",
     b"PK": "a zip",
 }
+_FORMATS = {_PNG: "PNG", b"\xff\xd8\xff": "JPEG", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_MODES = {"P": "palette", "PA": "palette", "LA": "grey_alpha", "CMYK": "colour_model", "LAB": "colour_model"}
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # what ends the coded pixels of a scan
 _COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 
 
@@ -56,7 +60,87 @@ def read_png(data: bytes, name: str, colour: bool) -> np.ndarray:
     inverse). Colour domains take RGB(A) as it is; grey becomes three equal channels, the same picture. Alpha must be
     255 everywhere. Raises ImageProblem.
     """
-    array = decode_png(data, name)
+    return _in_channels(decode_png(data, name), name, colour)
+
+
+def read_image(data: bytes, name: str, colour: bool) -> np.ndarray:
+    """The same of a PNG, JPEG, BMP or TIFF of 8 bit: what the file is counts, not what its name ends with.
+
+    A file that ends early is refused, and so are palettes, CMYK, more or fewer than 8 bit, several images in one file,
+    and pixels that EXIF declares turned or mirrored: of those it cannot be told which way boxes and masks lie. A JPEG
+    has no checksums: bytes that changed inside it are not noticed. Raises ImageProblem.
+    """
+    kind = format_of(data, name)
+    return _in_channels(decode_png(data, name) if kind == "PNG" else _decoded(data, name, kind), name, colour)
+
+
+def format_of(data: bytes, name: str) -> str:
+    """PNG, JPEG, BMP or TIFF, by the first bytes. Raises ImageProblem where it is none of them."""
+    kind = next((kind for magic, kind in _FORMATS.items() if data.startswith(magic)), None)
+    if kind is None:
+        hint = "convert it: renaming a file does not change its format"
+        raise ImageProblem(name, "not_an_image", _guess(data), "a PNG, JPEG, BMP or TIFF", hint)
+    return kind
+
+
+def _guess(data: bytes) -> str:
+    return next(
+        (kind for magic, kind in _MAGIC.items() if data.startswith(magic)), "other bytes" if data else "an empty file"
+    )
+
+
+def _decoded(data: bytes, name: str, kind: str) -> np.ndarray:
+    """The pixels of a JPEG, BMP or TIFF: uint8, H x W, H x W x 3 or H x W x 4, never transposed."""
+    expected = f"a {kind}, 8-bit grey or RGB"
+    if kind == "JPEG":
+        _check_jpeg(data, name, expected)
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                limit, hint = f"at most {MAX_PIXELS:,} pixels", "check the file, or cut it into tiles"
+                raise ImageProblem(name, "too_large", f"{height} x {width} pixels", limit, hint)
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise ImageProblem(
+                    name, "several_images", f"{frames} images", expected, "write each as a file of its own"
+                )
+            signed = kind == "TIFF" and {*getattr(image, "tag_v2", {}).get(339, ())} - {1, 4}  # 1: unsigned, 4: untyped
+            if image.mode not in ("L", "RGB", "RGBA") or signed:
+                found = f"signed or real numbers, mode {image.mode}" if signed else f"mode {image.mode}"
+                code = "bit_depth" if signed else _MODES.get(image.mode, "bit_depth")
+                hint = "map it to 8 bit with a window you choose and state" if code == "bit_depth" else _resave("RGB")
+                raise ImageProblem(name, code, found, expected, hint)
+            _check_upright(image, name)
+            return np.array(image)
+    except (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError) as error:
+        raise ImageProblem(name, "damaged_image", f"pixels that do not decode ({error})", expected, _AGAIN) from None
+
+
+def _check_upright(image: Image.Image, name: str) -> None:
+    """Raises ImageProblem when EXIF turns or mirrors the pixels; Pillow itself obeys it in a TIFF and nowhere else."""
+    if (turned := image.getexif().get(0x0112, 1)) not in (0, 1):
+        hint = "store the pixels as they are to be seen: ImageOps.exif_transpose(Image.open(f)).save(f)"
+        raise ImageProblem(name, "exif_orientation", f"EXIF orientation {turned}", "orientation 1 or none", hint)
+
+
+def _check_jpeg(data: bytes, name: str, expected: str) -> None:
+    """Raises ImageProblem when a JPEG has no end, which Pillow does not always notice, or other than 8 bit."""
+    at = 2
+    while data[at : at + 2] != b"\xff\xd9":
+        if len(data) < at + 4 or data[at] != 0xFF:
+            raise ImageProblem(name, "truncated_image", f"{len(data)} bytes and no end", expected, _AGAIN)
+        marker = data[at + 1]
+        if marker in range(0xC0, 0xD0) and marker not in (0xC4, 0xC8, 0xCC) and data[at + 4 : at + 5] != b"\x08":
+            hint = "map it to 8 bit with a window you choose and state"
+            raise ImageProblem(name, "bit_depth", f"{data[at + 4 : at + 5].hex() or 'no'} bit", expected, hint)
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])  # 0xFF: a byte that fills
+        if marker == 0xDA:
+            found = _JPEG_MARKER.search(data, at)
+            at = found.start() if found else len(data)
+
+
+def _in_channels(array: np.ndarray, name: str, colour: bool) -> np.ndarray:
+    """uint8, H x W (x 3 or 4) to H x W or, where `colour`, H x W x 3, as `read_png` says."""
     if array.ndim == 3 and array.shape[2] == 4:
         if (array[..., 3] != 255).any():
             raise ImageProblem(
@@ -98,10 +182,8 @@ def _pixels(data: bytes, name: str, expected: str, accepted: dict[int, tuple[int
     """Decode a PNG whose colour type and bit depth are `accepted`: bool (1-bit) or uint8, H x W (x 3 or 4)."""
     expected = f"a PNG, {expected}"
     if not data.startswith(_PNG):
-        kind = (
-            "an empty file" if not data else next((v for k, v in _MAGIC.items() if data.startswith(k)), "other bytes")
-        )
-        raise ImageProblem(name, "not_a_png", kind, expected, "convert it: renaming a file does not change its format")
+        hint = "convert it: renaming a file does not change its format"
+        raise ImageProblem(name, "not_a_png", _guess(data), expected, hint)
     chunks = _chunks(data, name, expected)
     width, height, depth, kind_code = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
     found = f"{depth}-bit {_COLOUR_TYPES.get(kind_code, f'colour type {kind_code}')}"
@@ -124,6 +206,8 @@ def _pixels(data: bytes, name: str, expected: str, accepted: dict[int, tuple[int
         raise ImageProblem(name, "animated_png", "several frames", expected, "write each frame as an image of its own")
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            if b"eXIf" in chunks:
+                _check_upright(image, name)
             return np.array(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ImageProblem(name, "damaged_png", f"pixels that do not decode ({error})", expected, _AGAIN) from None

@@ -3,7 +3,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ CARD = (
     "domain", "title", "source", "official", "note", "problems", "counts", "masks", "foreground", "boxes", "parameters",
 )  # fmt: skip
 TEXTS = ("image_id", "subject_id", "split", "boxes", "pathology", "source_file", "sha256")
-FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip")
+FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip", "clinical.jsonl")
 SHOTS = 8  # train normals whose native pixels are kept, for few-shot prompts
 
 
@@ -74,11 +74,12 @@ class Case:
     load: Callable[[], Pixels]
     boxes: tuple[tuple[float, float, float, float], ...] = ()
     pathology: str = ""
+    clinical: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Writer:
-    """Streams cases into the four files of a prepared domain; memory does not grow with the number of images.
+    """Streams cases into the files of a prepared domain; memory does not grow with the number of images.
 
     folder: empty folder to fill. size: side S of images.npy. colour: 3 channels instead of 1. has_masks: the domain
     has pixel truth. total: number of cases that may be added. has_foreground: the organ is stored beside every mask.
@@ -91,6 +92,7 @@ class Writer:
     total: int
     has_foreground: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
+    clinical: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         shape = (self.total, self.size, self.size) + ((3,) if self.colour else ())
@@ -123,6 +125,8 @@ class Writer:
         if case.split != "train" or shot:
             info = zipfile.ZipInfo(f"{case.image_id}.png")  # fixed date: equal pixels give equal bytes
             self._native.writestr(info, images.encode_png(pixels.image))
+        if case.clinical:
+            self.clinical.append({"image_id": case.image_id, **case.clinical})
         self.rows.append(
             {
                 "image_id": case.image_id,
@@ -156,6 +160,8 @@ class Writer:
         if self.has_foreground:
             arrays["foreground"] = _joined(self._foregrounds)
         np.savez_compressed(self.folder / "masks.npz", **arrays)
+        lines = [records.canonical(entry) + "\n" for entry in self.clinical]
+        (self.folder / "clinical.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
         table = pd.DataFrame(self.rows, columns=COLUMNS)
         table.to_csv(self.folder / "manifest.csv", index=False, lineterminator="\n")
         hashes = {name: records.digest_file(self.folder / name) for name in FILES}
@@ -246,6 +252,13 @@ class Prepared:
     @cached_property
     def _native(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(self._file("native.zip"))
+
+    @cached_property
+    def clinical(self) -> dict[str, dict[str, Any]]:
+        """What `Case.clinical` gave, by image_id; empty in a domain without text."""
+        lines = self._file("clinical.jsonl").read_text(encoding="utf-8").splitlines()
+        entries = [json.loads(line) for line in lines]
+        return {entry.pop("image_id"): entry for entry in entries}
 
     def evaluated(self) -> pd.DataFrame:
         """The rows that detectors predict: valid, then test, in manifest order."""

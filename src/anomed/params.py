@@ -1,6 +1,6 @@
 """params.yaml: the models that every key is checked against before anything runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +13,8 @@ from anomed.errors import AnomedError
 from anomed.preprocess.chain import Chain
 from anomed.settings import Settings, check, nearest
 
-# Keys of blocks become file names and wildcards.
-Name = Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9][a-z0-9_.@-]*$")]
+NAME = r"[a-z0-9][a-z0-9_.@-]*"  # keys of blocks become file names and wildcards
+Name = Annotated[str, StringConstraints(max_length=64, pattern=rf"^{NAME}$")]
 
 
 class _Loader(yaml.SafeLoader):
@@ -63,6 +63,16 @@ class Domain(Settings):
     release: Literal["official"] | None = None
     preprocess: Name | None = None
     shards: int | None = Field(default=None, ge=1, le=10_000)
+    train_domain: Name | None = None  # models come from there: an evaluation-only set, or another hospital's
+    train_limit: int | None = Field(default=None, ge=1)  # train on that many normal subjects alone
+
+
+# Keys of a domain that decide no image: a path is not content (the fingerprint of what lies there is, see plan.py).
+_NOT_PREPARED = {"root", "shards", "preprocess", "train_domain", "train_limit"}
+
+
+class Imported(Settings):
+    """A system whose predictions were made elsewhere and brought by `anomed import`; it has no parameters here."""
 
 
 class Method(Settings):
@@ -85,6 +95,7 @@ class Top(Settings):
     run: Run
     domains: dict[Name, dict[str, Any] | None] = Field(default_factory=dict)
     methods: dict[Name, dict[str, Any] | None] = Field(default_factory=dict)
+    imported: dict[Name, Imported | None] = Field(default_factory=dict)
     preprocess: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     metrics: Metrics = Field(default_factory=Metrics)
 
@@ -108,9 +119,15 @@ class Params:
             self._add_domain(name, block or {})
         for name, block in top.methods.items():
             self._add_method(name, block or {})
-        _listed("run.domains", self.run.domains, "domains", self.domains)
-        _listed("run.systems", self.run.systems, "methods", self.methods)
+        self.imported = list(top.imported)
+        for name in self.imported:
+            if name in self.methods:
+                raise AnomedError(f"imported.{name}: `methods:` has a block of this name as well; rename one")
+        _listed("run.domains", self.run.domains, "domains:", self.domains)
+        _listed("run.systems", self.run.systems, "methods:` or `imported:", [*self.methods, *self.imported])
         _listed("run.seeds", self.run.seeds)
+        for name in self.run.domains:
+            self._check_train_domain(name)
 
     def _add_domain(self, name: str, block: dict[str, Any]) -> None:
         where = f"domains.{name}"
@@ -125,8 +142,7 @@ class Params:
             raise AnomedError(f"{where}.root: found {found}, but source {domain.source!r} {hint}")
         self._check_chain(where, domain, source(name, options, None, Path()).volumetric)
         self.domains[name] = domain
-        # a path is not content: `root` enters no hash, the fingerprint of what lies there does (plan.py)
-        block = domain.model_dump(exclude={"root", "shards", "preprocess"})
+        block = domain.model_dump(exclude=_NOT_PREPARED)
         if domain.preprocess:
             block["preprocess"] = self.chains[domain.preprocess].canonical()
         self.domain_blocks[name] = {**block, **options.model_dump()}
@@ -143,6 +159,24 @@ class Params:
         elif domain.preprocess not in self.chains:
             name = domain.preprocess
             raise AnomedError(f"{key}: {name!r} has no block under `preprocess:`{nearest(name, self.chains)}")
+
+    def _check_train_domain(self, name: str) -> None:
+        """Models of another domain can be used where that domain runs too, with images of the same side."""
+        where, domain = f"domains.{name}.train_domain", self.domains[name]
+        other = domain.train_domain
+        if other is None:
+            return
+        if other == name or other not in self.run.domains:
+            raise AnomedError(
+                f"{where}: found {other!r}, expected another domain that `run.domains` lists, for its models"
+            )
+        if self.domains[other].train_domain is not None:
+            raise AnomedError(f"{where}: {other!r} takes its models from elsewhere itself; name that domain")
+        if self.domains[other].size != domain.size:
+            sizes = f"{other} has {self.domains[other].size}, {name} {domain.size}"
+            raise AnomedError(f"{where}: a model needs images of one size: {sizes}; set `size` to the same")
+        if domain.train_limit is not None:
+            raise AnomedError(f"domains.{name}.train_limit: the models are those of {other!r}; set the key there")
 
     def _add_method(self, name: str, block: dict[str, Any]) -> None:
         where = f"methods.{name}"
@@ -166,10 +200,10 @@ def _plugin(kind: str, name: str, where: str) -> Any:
         raise AnomedError(f"{where}: {error}") from None
 
 
-def _listed(key: str, values: list[Any], kind: str = "", blocks: Mapping[str, Any] | None = None) -> None:
+def _listed(key: str, values: list[Any], kind: str = "", blocks: Iterable[str] | None = None) -> None:
     """Every value of a list in `run:` stands there once, and has a block."""
     for value in values:
         if values.count(value) > 1:
             raise AnomedError(f"{key}: {value!r} stands there more than once")
         if blocks is not None and value not in blocks:
-            raise AnomedError(f"{key}: {value!r} has no block under `{kind}:`{nearest(value, blocks)}")
+            raise AnomedError(f"{key}: {value!r} has no block under `{kind}`{nearest(value, blocks)}")

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anomed import cards, plugins, records, sources
+from anomed import cards, importing, plugins, records, sources
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
 from anomed.params import Params, read
@@ -56,18 +56,66 @@ class Plan:
             cards.described(domain, block.source, block.release == "official", CARDS)
             if domain in self.volumetric and os.path.exists(self.root(domain) or "."):  # noqa: PTH110
                 self._check_scans(domain)
-        for system in self.systems:
-            self.fit_params(system)
+        for kind in ("domain", "system"):
+            for name in self.domains if kind == "domain" else self.systems:
+                if all(getattr(run, kind) != name for run in self.runs):
+                    pairs = [(name, s) for s in self.systems] if kind == "domain" else [(d, name) for d in self.domains]
+                    reasons = "; ".join(dict.fromkeys(self.absent(*pair) for pair in pairs))
+                    raise AnomedError(f"run.{kind}s: nothing to run for {name!r}: {reasons}")
 
     @cached_property
     def runs(self) -> list[Run]:
         """Every run, in the order of the lists in `run:`."""
-        return [Run(d, s, k) for d in self.domains for s in self.systems for k in self.seeds(s)]
+        return [Run(d, s, k) for d in self.domains for s in self.systems for k in self.seeds(d, s)]
 
-    def seeds(self, system: str) -> list[int]:
-        """The seeds of a system: the first alone when its method has no randomness."""
+    @cache  # noqa: B019  one plan per process
+    def seeds(self, domain: str, system: str) -> list[int]:
+        """The seeds of a pair: the first alone where nothing is random, those that were imported; none where the pair
+        does not run, see `absent`."""
+        if self.absent(domain, system):
+            return []
+        if system in self.params.imported:
+            return sorted(self._brought(domain, system))
         seeds = self.params.run.seeds
-        return seeds[:1] if self.params.methods[system].deterministic else seeds
+        drawn = self.params.domains[self.trained_on(domain)].train_limit is not None  # other seed, other subjects
+        return seeds[:1] if self.params.methods[system].deterministic and not drawn else seeds
+
+    def absent(self, domain: str, system: str) -> str:
+        """Why a system does not run on a domain; empty when it does."""
+        if system in self.params.imported:
+            return "" if self._brought(domain, system) else "not imported"
+        if self.params.domains[domain].train_domain is None and not self.source(domain).trains:
+            return "not applicable: no train images, and domains." + domain + ".train_domain is not set"
+        return ""
+
+    def trained_on(self, domain: str) -> str:
+        """The domain whose models are used."""
+        return self.params.domains[domain].train_domain or domain
+
+    def train_data(self, domain: str) -> str:
+        """The prepared domain whose models are used, where it is another one; else empty."""
+        other = self.params.domains[domain].train_domain
+        return (PREPARED / other).as_posix() if other else ""
+
+    def model(self, run: Any) -> str:
+        """Folder of the model that a run (anything with domain, system and seed) uses."""
+        return Run(self.trained_on(run.domain), run.system, run.seed).path("models")
+
+    @property
+    def models(self) -> list[str]:
+        """The cards of all models that the runs use."""
+        fitted = (run for run in self.runs if run.system not in self.params.imported)
+        return list(dict.fromkeys(f"{self.model(run)}/run.json" for run in fitted))
+
+    def terms(self) -> str:
+        """What users of restricted data must know, as lines to print before anything is done; empty without any."""
+        blocks = {name: self.params.domain_blocks[name] for name in self.domains}
+        texts = (cards.terms(block.get("set") or name, block["source"], CARDS) for name, block in blocks.items())
+        return "".join(dict.fromkeys(texts))
+
+    @cache  # noqa: B019
+    def _brought(self, domain: str, system: str) -> dict[int, importing.Origin]:
+        return importing.brought(domain, system)
 
     @cache  # noqa: B019  one plan per process
     def source(self, domain: str) -> Source:
@@ -150,29 +198,56 @@ class Plan:
             raise AnomedError(f"{where}{error}") from None
 
     @cache  # noqa: B019
-    def fit_params(self, system: str) -> str:
-        return records.canonical(self._fit(system))
+    def fit_params(self, domain: str, system: str) -> str:
+        return records.canonical(self._fit(domain, system))
 
-    def _fit(self, system: str) -> dict[str, Any]:
-        files = {name: _weights_hash(system, name, path) for name, path in self.weights(system).items()}
-        return {"method": self.params.method_blocks[system], "files": files}
+    def _fit(self, domain: str, system: str) -> dict[str, Any]:
+        """What decides the predictions of a system on a domain, beside the images and the seed."""
+        if system in self.params.imported:
+            brought = {str(seed): origin.digest for seed, origin in self._brought(domain, system).items()}
+            return {"method": {"implementation": "imported", "predictions": brought}, "files": {}}
+        limit = self.params.domains[self.trained_on(domain)].train_limit
+        limited = {} if limit is None else {"train_limit": limit}
+        return {"method": self.params.method_blocks[system], "files": self._weight_hashes(system), **limited}
+
+    @cache  # noqa: B019
+    def _weight_hashes(self, system: str) -> dict[str, str]:
+        return {name: _weights_hash(system, name, path) for name, path in self.weights(system).items()}
 
     def weights(self, system: str) -> dict[str, Path]:
         """The files outside the project that a system reads, by name; they may be missing."""
+        if system in self.params.imported:
+            return {}
         method, block = self.params.methods[system], self.params.method_blocks[system]
         return method.files(method.Params(**{key: value for key, value in block.items() if key != "implementation"}))
 
     @cache  # noqa: B019
-    def score_params(self, system: str) -> str:
-        return records.canonical({**self._fit(system), "metrics": self.params.metrics})
+    def score_params(self, domain: str, system: str) -> str:
+        return records.canonical({**self._fit(domain, system), "metrics": self.params.metrics})
 
     def table_params(self) -> str:
         """The plan as the table and the report need it: small, whatever the number of runs."""
-        systems = {
-            name: {"seeds": self.seeds(name), "hash": records.digest(self.score_params(name).encode())}
-            for name in self.systems
+        runs = {
+            domain: {
+                system: {
+                    "seeds": self.seeds(domain, system),
+                    "hash": records.digest(self.score_params(domain, system).encode()),
+                    "absent": self.absent(domain, system),
+                }
+                for system in self.systems
+            }
+            for domain in self.domains
         }
-        return json.dumps({"domains": self.domains, "systems": systems})  # unsorted: order is the table's order
+        marks = {system: mark for system in self.systems if (mark := self._mark(system))}
+        plan = {"domains": self.domains, "systems": self.systems, "marks": marks, "runs": runs}
+        return json.dumps(plan)  # unsorted: order is the table's order
+
+    def _mark(self, system: str) -> str:
+        """What readers of the table must know of a row; empty for a system that was run here."""
+        if system not in self.params.imported:
+            return ""
+        origins = {o.origin for domain in self.domains for o in self._brought(domain, system).values()}
+        return f"imported, not run here: {'; '.join(sorted(origins))}"
 
     def upstream(self) -> str:
         """Hash of all that decides the files that the table is made from: parameters, raw data, cards, code.
@@ -181,10 +256,12 @@ class Plan:
         outputs are gone, and only this tells the next run that the table is of another state.
         """
         domains = {name: [self.prepare_params(name), self.card(name)] for name in self.domains}
-        systems = {name: self.score_params(name) for name in self.systems}
+        systems = {f"{d}/{s}": [self.score_params(d, s), self.seeds(d, s)] for d in self.domains for s in self.systems}
         steps = {name: ("spatial", "intensity") if name in self.volumetric else ("images",) for name in self.domains}
         files = {file for name, commands in steps.items() for step in commands for file in self.code(step, domain=name)}
-        files |= {file for name in self.systems for step in ("fit", "predict") for file in self.code(step, system=name)}
+        for name in self.systems:
+            mine = ("adopt",) if name in self.params.imported else ("fit", "predict")
+            files |= {file for step in mine for file in self.code(step, system=name)}
         code = {file: records.digest_file(sources.PROJECT / file) for file in {*files, *self.code("score")}}
         return records.digest({"domains": domains, "systems": systems, "code": code})
 
@@ -204,15 +281,16 @@ class Plan:
         names = []
         if domain:
             names.append(f"anomed.domains.{self.params.domains[domain].source.partition('.')[0]}")
-        if system:
+        if system and system not in self.params.imported:
             implementation = self.params.method_blocks[system]["implementation"]
             names.append(f"anomed.methods.{implementation.partition('.')[0]}")
         return sources.of(command, *names)
 
     def card(self, domain: str) -> str:
-        """What the domain's card says, as canonical JSON without its comments; empty when it has none."""
-        card = cards.load(domain, CARDS)
-        return records.canonical(card.model_dump()) if card else ""
+        """What the domain's card says that its prepared images carry or are held against; empty when it has none."""
+        card, entry = cards.described(domain, self.params.domains[domain].source, False, CARDS)
+        kept = entry.model_dump(include={"licence", "counts", "known_problems"}) if entry else {}
+        return records.canonical({"title": card.title, **kept}) if card else ""
 
     def sweep(self) -> None:
         """Remove what killed jobs left half-written; only while no job runs."""
@@ -223,6 +301,6 @@ class Plan:
 def _weights_hash(system: str, name: str, path: Path) -> str:
     if not path.exists():
         raise AnomedError(
-            f"methods.{system}: weights {name!r} not found at {path}; put the file there or run `anomed doctor`"
+            f"methods.{system}: weights {name!r} not found at {path}; run `anomed fetch weights`, or put the file there"
         )
     return records.digest_file(path)

@@ -8,19 +8,30 @@ from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 
 
-def predict(model: Path, data: Path, out: Path, device: str) -> None:
+def predict(model: Path, data: Path, out: Path, device: str, train: Path | None = None) -> None:
     """Score the valid and test images of a prepared domain with a fitted model and write contract 3 whole, or nothing.
 
-    Raises AnomedError when the model was fitted on other data, or a score or map is not finite.
+    train: the prepared domain that the model was fitted on, where it is another one than `data`. Raises AnomedError
+    when the model was fitted on other data or other images than `data` has, or a score or map is not finite.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    prepared = Prepared(data)
-    fitted = records.read_card(model / records.RUN_CARD, "files", "system", "seed", "parameters", "data_hash")
-    if fitted["data_hash"] != prepared.hash:
+    prepared, source = Prepared(data), train or data
+    fitted = records.read_card(
+        model / records.RUN_CARD, "files", "system", "seed", "parameters", "data_hash", "image_shape"
+    )
+    expected = prepared.hash if train is None else Prepared(train).hash
+    if fitted["data_hash"] != expected:
         raise AnomedError(
-            f"{model}: fitted on other data (hash {fitted['data_hash']}) than {data} ({prepared.hash}); fit again"
+            f"{model}: fitted on other data (hash {fitted['data_hash']}) than {source} ({expected}); fit again, or "
+            "name the domain it was fitted on with --train"
+        )
+    shape = list(prepared.images.shape[1:])
+    if fitted["image_shape"] != shape:
+        raise AnomedError(
+            f"{data}: images of shape {shape}, expected {fitted['image_shape']} as those that {model} was fitted on; "
+            "set `size` of both domains to the same, and take no colour images for grey ones"
         )
     detector = create(fitted["parameters"], fitted["seed"], device)
     try:

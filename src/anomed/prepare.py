@@ -75,7 +75,8 @@ def build(
         found += _check_twin(case, twin)
         writer.add(case, pixels)
         written.add(case.image_id)
-    tolerated = problems.judge(found, entry.known_problems if entry and official else {}, listing)
+    known = entry.known_problems if entry and official else {}
+    tolerated = problems.judge(found, known, listing, source.accepts)
     about = {
         "domain": domain,
         "title": card.title if card else domain,

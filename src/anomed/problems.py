@@ -11,10 +11,13 @@ from anomed.errors import AnomedError
 from anomed.manifest import CaseProblem
 
 
-def judge(found: list[CaseProblem], known: dict[str, int], path: Path) -> dict[str, int]:
+def judge(
+    found: list[CaseProblem], known: dict[str, int], path: Path, by_design: frozenset[str] = frozenset()
+) -> dict[str, int]:
     """Write the problems to `path`, one line each; return their number by code.
 
-    known: exact counts by code that a card allows. Raises AnomedError naming the first of any others.
+    known: exact counts by code that a card allows. by_design: codes that the source has on purpose. Raises AnomedError
+    naming the first of any others.
     """
     found = list({str(problem): problem for problem in found}.values())  # a volume's fault meets each of its slices
     counts = dict(sorted(collections.Counter(problem.row["code"] for problem in found).items()))
@@ -24,7 +27,7 @@ def judge(found: list[CaseProblem], known: dict[str, int], path: Path) -> dict[s
         buffer = io.StringIO()
         table.to_csv(buffer, index=False, lineterminator="\n")
         records.write_text(path, buffer.getvalue())
-    unknown = {code: n for code, n in counts.items() if known.get(code) != n}
+    unknown = {code: n for code, n in counts.items() if known.get(code) != n and code not in by_design}
     if unknown:
         first = [str(problem) for problem in found if problem.row["code"] in unknown]
         shown = "\n".join(f"  {line}" for line in first[:10]) + (

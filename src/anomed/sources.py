@@ -13,6 +13,7 @@ ENTRY = {
     "intensity": "anomed.preprocess.slicing",
     "fit": "anomed.detect",
     "predict": "anomed.predict",
+    "adopt": "anomed.importing",
     "score": "anomed.scoring",
     "table": "anomed.report.table",
     "report": "anomed.report.html",

@@ -237,7 +237,7 @@ def test_parameters_are_checked() -> None:
         ({"coreset_ratio": 0.0}, "greater than 0"),
         ({"n_neighbors": 0}, "greater than or equal to 1"),
         ({"layers": []}, "at least 1 item"),
-        ({"backbone": "resnet18"}, "no backbone 'resnet18'; known: tf_efficientnet_lite0"),
+        ({"backbone": "vgg16"}, "no backbone 'vgg16'; known: resnet18, tf_efficientnet_lite0, wide_resnet50_2"),
         ({"batch_size": 2.5}, "valid integer"),
     ]
     for bad, message in cases:

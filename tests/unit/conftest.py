@@ -1,5 +1,6 @@
 """A small finished benchmark on disk, made through the real writers, for the tests of tables and reports."""
 
+import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,8 +71,9 @@ class Benchmark:
 
     @property
     def plan(self) -> dict[str, Any]:
-        systems = {s: {"seeds": k, "hash": records.digest(s)} for s, k in self.seeds.items()}
-        return {"domains": self.domains, "systems": systems}
+        pairs = {s: {"seeds": k, "hash": records.digest(s), "absent": ""} for s, k in self.seeds.items()}
+        runs = {domain: copy.deepcopy(pairs) for domain in self.domains}
+        return {"domains": self.domains, "systems": list(pairs), "marks": {}, "runs": runs}
 
     def make(self) -> "Benchmark":
         for domain in self.domains:

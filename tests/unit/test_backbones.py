@@ -1,5 +1,7 @@
 """Loading of frozen backbones: by position, checked, and only ever what was asked for."""
 
+import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -99,8 +101,10 @@ def test_unknown_layer_is_named(lite0: backbones.Backbone) -> None:
 
 
 def test_unknown_backbone_is_named() -> None:
-    with pytest.raises(AnomedError, match="no backbone 'resnet18'; known: tf_efficientnet_lite0"):
-        backbones.load("resnet18")
+    with pytest.raises(
+        AnomedError, match="no backbone 'vgg16'; known: resnet18, tf_efficientnet_lite0, wide_resnet50_2"
+    ):
+        backbones.load("vgg16")
 
 
 def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +162,96 @@ def test_something_else_than_tensors(place: Path) -> None:
     torch.save([1, 2], place)
     with pytest.raises(AnomedError, match="expected a dictionary of tensors"):
         backbones.load(LITE0)
+
+
+# Weights that are fetched. The files are of the test's own making: random, under the published names.
+
+
+@pytest.fixture(scope="module")
+def random_resnet() -> torch.nn.Module:
+    import torchvision
+
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+@pytest.fixture
+def fetched(random_resnet: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's folder as `anomed fetch weights` leaves it."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("data/weights/resnet18-f37072fd.pth")
+    path.parent.mkdir(parents=True)
+    torch.save(random_resnet.state_dict(), path)
+    publish(path, monkeypatch)
+    return path
+
+
+def publish(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the file at `path` the published one, by the first digits of its hash."""
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    monkeypatch.setitem(
+        backbones.BACKBONES, "resnet18", dataclasses.replace(backbones.BACKBONES["resnet18"], sha256=digits)
+    )
+
+
+def test_torchvision_stages_equal_the_whole_network(fetched: Path, random_resnet: torch.nn.Module) -> None:
+    """Oracle: torchvision's own layers one by one, the input normalised in float64 as its transforms do."""
+    backbone = backbones.load("resnet18")
+    images = np.random.default_rng(1).integers(0, 256, (2, 64, 96, 3), dtype=np.uint8)
+    values = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    expected = torch.from_numpy(values.transpose(0, 3, 1, 2).astype(np.float32))
+    layers = ["stem", "layer1", "layer2", "layer3", "layer4"]
+    with torch.no_grad():
+        for name in ("conv1", "bn1", "relu", "maxpool", "layer1"):
+            expected = getattr(random_resnet, name)(expected)
+        found = backbone.features(images, layers, batch_size=2)
+        assert [tuple(f.shape[1:]) for f in found] == [
+            (64, 16, 24), (64, 16, 24), (128, 8, 12), (256, 4, 6), (512, 2, 3)
+        ]  # fmt: skip
+        torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-4)
+        for name, feature in zip(layers[2:], found[2:], strict=True):
+            expected = getattr(random_resnet, name)(expected)
+            torch.testing.assert_close(feature, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wide_resnet_has_the_same_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert backbones.weights_path("wide_resnet50_2") == Path("data/weights/wide_resnet50_2-95faca4d.pth")
+    weights = backbones.BACKBONES["wide_resnet50_2"]
+    assert weights.url == "https://download.pytorch.org/models/wide_resnet50_2-95faca4d.pth"
+    import torchvision
+
+    known = torchvision.models.get_model_weights("wide_resnet50_2")["IMAGENET1K_V1"]
+    assert weights.url == known.url
+    assert backbones.BACKBONES["resnet18"].url == torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url
+    np.testing.assert_allclose(np.divide(weights.mean, 255), known.transforms().mean)
+    np.testing.assert_allclose(np.divide(weights.std, 255), known.transforms().std)
+
+
+def test_weights_that_were_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = r"weights of resnet18: data/weights/resnet18-f37072fd\.pth not found; run `anomed fetch weights`"
+    with pytest.raises(AnomedError, match=expected):
+        backbones.load("resnet18")
+
+
+def test_weights_of_another_hash_are_refused(fetched: Path) -> None:
+    fetched.write_bytes(fetched.read_bytes() + b"0")
+    with pytest.raises(AnomedError, match="not the published weights of resnet18: delete the file and run"):
+        backbones.load("resnet18")
+
+
+def test_tensors_of_another_network_are_named(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.load(fetched, weights_only=True)
+    del state["layer1.0.conv1.weight"]
+    torch.save(state, fetched)
+    publish(fetched, monkeypatch)
+    with pytest.raises(AnomedError, match=r"not the weights of resnet18: Missing key.*layer1\.0\.conv1\.weight"):
+        backbones.load("resnet18")
+
+
+def test_pickled_code_in_fetched_weights_is_not_executed(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"weight": Bomb()}, fetched)
+    publish(fetched, monkeypatch)
+    with pytest.raises(AnomedError, match="not readable as tensors"):
+        backbones.load("resnet18")

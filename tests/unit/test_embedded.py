@@ -1,213 +1,103 @@
-"""The embedded brain: deterministic, labelled by its masks, cut as stated, and shaped like a head."""
+"""The embedded source: seven domains, each whole and mixed in every split, made of nothing but seeds and names."""
 
-import nibabel
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from anomed import plugins
-from anomed.domains import embedded, embedded_atlas, embedded_brain
+from anomed import plugins, prepare
+from anomed.domains.embedded import DOMAINS
+from anomed.domains.source import Source
 from anomed.errors import AnomedError
+from anomed.manifest import Prepared
+from anomed.phantoms import atlas as maps
 
-HEADS = 10
+PICTURES = [name for name, phantom in DOMAINS.items() if not phantom.image]
+MIXED = {("train", 0), ("valid", 0), ("valid", 1), ("test", 0), ("test", 1)}
 
 
-def source(work, **options):
+def source(work: Path, domain: str = "brain_mri", **options: Any) -> Source:
     cls = plugins.load("domains", "embedded")
-    return cls("brain_mri", cls.Options(subjects=HEADS, **options), None, work)
+    made: Source = cls(domain, cls.Options(**options), None, work)
+    return made
 
 
-@pytest.fixture(scope="module")
-def atlas():
-    return embedded_atlas.Atlas.load()
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("subjects", [10, None])
+def test_every_split_has_what_it_needs_and_subjects_of_its_own(
+    domain: str, subjects: int | None, tmp_path: Path
+) -> None:
+    made = source(tmp_path, domain, subjects=subjects)
+    cohort = made._cohort()  # type: ignore[attr-defined]
+    places = {(who.split, int(who.kind != "normal")) for who in cohort}
+    assert places == (MIXED if made.trains else {("test", 1)})
+    splits: dict[str, set[str]] = {}
+    for who in cohort:
+        splits.setdefault(who.subject if made.volumetric else who.subject_id, set()).add(who.split)
+    assert all(len(found) == 1 for found in splits.values())
+    assert len(splits) == (subjects or DOMAINS[domain].subjects)
+    if not made.volumetric and subjects is None:
+        assert 90 <= len(cohort) <= 110
 
 
-@pytest.fixture(scope="module")
-def built(atlas, tmp_path_factory):
-    """A cohort of ten heads on disk: the source, its scans and their files."""
-    made = source(tmp_path_factory.mktemp("embedded"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "_atlas", lambda: atlas)  # two seconds less
-        scans = made.scans()
-        return made, scans, [scan.fetch() for scan in scans]
+@pytest.mark.parametrize("domain", PICTURES)
+def test_pictures_become_a_prepared_domain(domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = {"source": "embedded", "size": 64, "release": None, "fingerprint": "", "subjects": 10}
+    prepare.prepare(domain, block, None, tmp_path / "work", tmp_path / "out", tmp_path / "problems.csv")
+    prepared = Prepared(tmp_path / "out")
+    table, made = prepared.table, source(tmp_path, domain, subjects=10)
+    assert not (tmp_path / "problems.csv").exists()
+    assert prepared.card["masks"] == (domain == "retina_resc")
+    assert prepared.card["boxes"] == (domain in ("nova", "chest_xray"))
+    assert prepared.card["colour"] == (domain == "histopathology")
+    assert (prepared.images.ndim == 4) == made.colour
+    assert set(prepared.clinical) == (set(table.image_id) if domain == "nova" else set())
+    assert (table.pathology[table.label == 1] != "").all()
+    assert (table.pathology[table.label == 0] == "").all()
+    assert table.sha256.nunique() == len(table)
+    if prepared.card["masks"]:
+        judged = table[table.split != "train"]
+        assert [prepared.mask(int(row)).any() for row in judged.mask_row] == (judged.label == 1).tolist()
 
 
-@pytest.fixture(scope="module")
-def heads(atlas):
-    """One head of each condition, all of the same person on the same scanner, by kind."""
-    kinds = ("normal", *embedded_brain.KINDS)
-    return {kind: embedded_brain.synthesise(atlas, 0, "sub-01", "A", kind) for kind in kinds}
+def test_the_texts_and_boxes_of_nova_are_kept(tmp_path: Path) -> None:
+    cases = source(tmp_path, "nova", subjects=10).cases()
+    for case in cases:
+        assert {"caption", "history", "diagnosis", "scan_id", "boxes_known", "rater_boxes"} == set(case.clinical)
+        assert case.pathology == case.clinical["diagnosis"]
+        height, width = case.load().image.shape
+        assert all(0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1 in case.boxes)
+    assert sum(not case.boxes for case in cases) == sum(not case.clinical["boxes_known"] for case in cases) == 1
 
 
-def test_a_head_is_the_same_alone_as_in_the_cohort(built, atlas):
-    _, _, files = built
-    for row in embedded.subjects(HEADS).iloc[[3, 9]].itertuples():
-        head = embedded_brain.synthesise(atlas, 0, row.subject, row.scanner, row.kind)
-        paths = files[row.Index]
-        assert row.kind != "normal" or paths.lesion is None
-        for path, expected in ((paths.image, head.flair), (paths.organ, head.brain), (paths.lesion, head.lesion)):
-            if path is not None:
-                stored = nibabel.load(path)
-                assert np.array_equal(np.asanyarray(stored.dataobj), expected)
-                assert stored.get_data_dtype() == expected.dtype
-                assert nibabel.aff2axcodes(stored.affine) == ("R", "A", "S")
-                assert stored.header.get_zooms() == (2.0, 2.0, 2.0)
+def test_another_key_can_name_its_set(tmp_path: Path) -> None:
+    one, other = source(tmp_path, "chest_xray", subjects=10), source(tmp_path, "site_a", set="chest_xray", subjects=10)
+    for mine, theirs in zip(one.cases(), other.cases(), strict=True):
+        assert mine.image_id == theirs.image_id
+        assert np.array_equal(mine.load().image, theirs.load().image)
 
 
-def test_another_seed_or_subject_is_another_head(atlas, heads):
-    flair = heads["normal"].flair
-    for seed, subject in ((1, "sub-01"), (0, "sub-02")):
-        other = embedded_brain.synthesise(atlas, seed, subject, "A", "normal")
-        assert (other.flair != flair).mean() > 0.5
-
-
-def test_splits_share_no_subject_train_is_normal_and_lesions_have_files(built):
-    _, scans, files = built
-    assert len({scan.subject_id for scan in scans}) == len(scans) == HEADS
-    found = {(scan.split, scan.abnormal) for scan in scans}
-    assert found == {("train", False), ("valid", False), ("valid", True), ("test", False), ("test", True)}
-    for scan, paths in zip(scans, files, strict=True):
-        assert paths.image.name == scan.source_file
-        assert (paths.lesion is not None) == scan.abnormal == (scan.pathology in embedded_brain.KINDS)
-        if scan.abnormal:
-            assert np.asanyarray(nibabel.load(paths.lesion).dataobj).any()
-
-
-def test_default_cohort_shows_every_lesion_in_test_and_no_scanner_only_on_one_side():
-    cohort = embedded.subjects(embedded.Embedded.Options().subjects)
-    test = cohort[cohort.split == "test"]
-    assert set(test.kind) == {"normal", *embedded_brain.KINDS}
-    scanners = set(cohort.scanner)
-    assert set(test.scanner[test.kind == "normal"]) == scanners
-    assert set(test.scanner[test.kind != "normal"]) == scanners
-    assert set(cohort.scanner[cohort.split == "train"]) == scanners
-    assert (cohort.kind[cohort.split == "train"] == "normal").all()
-
-
-def test_heads_have_the_contrast_of_flair_and_a_skull(heads, atlas, monkeypatch):
-    seen = {}
-    shell = embedded_brain._shell
-
-    def spy(rng, scanner, depth, below):
-        seen["depth"] = depth
-        return shell(rng, scanner, depth, below)
-
-    monkeypatch.setattr(embedded_brain, "_shell", spy)
-    flair, lesion, _ = embedded_brain.synthesise(atlas, 0, "sub-01", "A", "normal")
-    assert not lesion.any()
-    depth, top = seen["depth"], np.s_[..., 45:]
-
-    def median(low, high):
-        return np.median(flair[top][(depth[top] > low) & (depth[top] < high)])
-
-    brain, fluid, bone = median(-60, -15), median(0.5, 2.5), median(5.5, 6.5)
-    scalp, air = median(11.5, 13.5), median(25, 60)
-    assert fluid < 0.4 * brain
-    assert bone < 0.4 * brain < scalp
-    assert air < 0.1 * brain
-    litres = (depth < 0).sum() * embedded_brain.SPACING**3 / 1e6
-    assert 1.4 < litres < 2.3, "brain and sulci of an adult (MNI152 is large: 1.9 litres)"
-    edge = np.concatenate([flair[[0, -1]].ravel(), flair[:, [0, -1]].ravel(), flair[..., -1].ravel()])
-    assert np.median(edge) < 0.1 * brain, "the head lies inside the volume"
-
-
-@pytest.mark.parametrize("kind", ["normal", *embedded_brain.KINDS])
-def test_the_brain_is_one_solid_region_inside_the_skull(heads, kind):
-    from scipy import ndimage
-
-    flair, lesion, volume = heads[kind]
-    assert volume.dtype == np.uint8
-    assert set(np.unique(volume)) == {0, 1}
-    brain = volume == 1
-    assert ndimage.label(brain)[1] == 1
-    assert not (ndimage.binary_fill_holes(brain) & ~brain).any(), "ventricles belong to it"
-    assert 1.2 < brain.sum() * embedded_brain.SPACING**3 / 1e6 < 2.3, "litres"
-    assert brain[lesion == 1].all()
-    depth = ndimage.distance_transform_edt(~brain) - ndimage.distance_transform_edt(brain)  # voxels, outside above 0
-    level = flair / np.median(flair[depth < -4])
-
-    def shell(low, high):
-        return level[..., 45:][(depth[..., 45:] > low) & (depth[..., 45:] <= high)]  # above face and neck
-
-    assert np.median(shell(-1.5, 0)) > 0.4, "tissue at its surface"
-    assert np.median(shell(0, 1)) < 0.3, "fluid just outside"
-    assert (shell(0, 2) > 0.7).mean() < 0.02 < 0.9 < (shell(6, 7) > 0.7).mean(), "the scalp lies beyond the skull"
-
-
-def test_lesions_have_the_brightness_of_their_kind(heads):
-    plain = heads["normal"].flair
-    brain = np.median(plain[plain > plain.mean()])
-    ratio = {kind: np.median(flair[lesion == 1]) / brain for kind, (flair, lesion, _) in heads.items() if lesion.any()}
-    assert set(ratio) == set(embedded_brain.KINDS)
-    assert ratio["tumour"] > 1.2
-    assert ratio["infarct"] < 0.6
-    assert 0.8 < ratio["mass"] < 1.3
-    sizes = {kind: int(head.lesion.sum()) for kind, head in heads.items()}
-    assert sizes["normal"] == 0 < sizes["small"] < sizes["mass"]
-    assert min(sizes["tumour"], sizes["mass"]) > 500
-    assert all(head.lesion.dtype == np.uint8 for head in heads.values())
-    assert all(head.lesion.max() <= 1 for head in heads.values())
-
-
-def test_small_lesions_are_many_and_both_bright_and_dark(heads):
-    from scipy import ndimage
-
-    flair, lesion, _ = heads["small"]
-    brain = np.median(flair[flair > flair.mean()])
-    parts, number = ndimage.label(lesion)
-    levels = ndimage.median(flair, parts, range(1, number + 1)) / brain
-    assert number >= 6
-    assert levels.max() > 1.2
-    assert levels.min() < 0.6
-    assert ndimage.sum_labels(lesion, parts, range(1, number + 1)).max() * 8 < 4000, "mm3: spots, not tumours"
-
-
-def test_a_lesion_changes_its_surroundings_only(heads):
-    from scipy import ndimage
-
-    plain = heads["normal"].flair.astype(float)
-    for kind in embedded_brain.KINDS:
-        flair, lesion, _ = heads[kind]
-        changed = np.abs(flair - plain) / plain.mean()
-        distance = ndimage.distance_transform_edt(lesion == 0) * embedded_brain.SPACING
-        around = changed[(distance > 4) & (distance < 12) & (plain > plain.mean())].mean()
-        assert changed[distance > 60].max(initial=0) < 0.1, kind
-        if kind in ("tumour", "mass"):
-            assert around > 0.1, f"a {kind} displaces the brain around it"
-        else:
-            assert around < 0.02, f"{kind} leaves the tissue beside it as it is"
-
-
-def test_options_and_unknown_domain_are_refused(tmp_path):
+def test_options_and_unknown_domain_are_refused(tmp_path: Path) -> None:
     cls = plugins.load("domains", "embedded")
-    with pytest.raises(
-        AnomedError, match=r"domains\.liver_ct: source embedded has no domain 'liver_ct', it has brain_mri"
-    ):
-        cls("liver_ct", cls.Options(), None, tmp_path)
+    with pytest.raises(AnomedError, match=r"domains\.spleen\.set: found None, expected the embedded domain to make"):
+        source(tmp_path, "spleen")
     with pytest.raises(ValueError, match="greater than or equal to 10"):
         cls.Options(subjects=4)
     with pytest.raises(ValueError, match="Extra inputs are not permitted"):
         cls.Options(heads=12)
 
 
-def test_fingerprint_is_the_content_of_the_template(tmp_path, monkeypatch):
+def test_fingerprint_is_the_content_of_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = source(tmp_path)
     before = made.fingerprint()
     assert before == source(tmp_path, seed=3).fingerprint(), "the seed is a parameter, not content"
     copies = {}
-    for name, path in embedded_atlas.template_files().items():
+    for name, path in maps.template_files().items():
         copies[name] = tmp_path / path.name
         copies[name].write_bytes(path.read_bytes())
-    monkeypatch.setattr(embedded_atlas, "template_files", lambda: copies)
+    monkeypatch.setattr(maps, "template_files", lambda: copies)
     assert made.fingerprint() == before, "no path in it"
     copies["gm"].write_bytes(b"another map")
     assert made.fingerprint() != before
-
-
-def test_a_missing_template_is_named(monkeypatch, tmp_path):
-    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    with pytest.raises(AnomedError, match=r"mni_icbm152_t1_tal_nlin_sym_09a_converted\.nii\.gz: not found in nilearn"):
-        embedded_atlas.template_files()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AnomedError, match="nilearn is not installed"):
-        embedded_atlas.template_files()

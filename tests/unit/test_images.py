@@ -1,8 +1,10 @@
-"""PNGs in: what is accepted, what is refused and with which words, and that no axis is swapped."""
+"""Images in: what is accepted, what is refused and with which words, and that no axis is swapped."""
 
 import io
 import struct
+import warnings
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +148,115 @@ def test_refused_images(ramp: np.ndarray, name: str, colour: bool) -> None:
     make, message = REFUSED[name]
     with pytest.raises(ImageProblem, match=f"^test/good/img/a.png: {message}"):
         images.read_png(bytes(make(ramp)), "test/good/img/a.png", colour)
+
+
+def saved(array: np.ndarray, kind: str, mode: str | None = None, **options: Any) -> bytes:
+    """Bytes of a file of any format, written by Pillow."""
+    buffer = io.BytesIO()
+    image = Image.fromarray(array)
+    (image.convert(mode) if mode else image).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("PNG", {}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "tiff_deflate"}),
+    ],
+)
+def test_formats_without_loss_read_alike(ramp: np.ndarray, kind: str, mode: str, options: dict[str, str]) -> None:
+    data = saved(ramp, kind, mode, **options)
+    assert images.format_of(data, "x") == kind
+    np.testing.assert_array_equal(images.read_image(data, "x", colour=False), ramp)
+    np.testing.assert_array_equal(images.read_image(data, "x", colour=True), np.repeat(ramp[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
+def test_jpeg_is_read_as_it_decodes(ramp: np.ndarray, mode: str, options: dict[str, Any]) -> None:
+    smooth = np.sort(np.sort(ramp, axis=0), axis=1)
+    data = saved(smooth, "JPEG", mode, quality=100, **options)
+    read = images.read_image(data, "x", colour=False)
+    assert read.shape == (16, 48)
+    assert read.dtype == np.uint8
+    assert np.abs(read.astype(int) - smooth).max() <= 2
+    colour = np.stack([smooth, smooth[::-1], smooth // 2], axis=2)
+    read = images.read_image(saved(colour, "JPEG", quality=100, subsampling=0), "x", colour=True)
+    assert np.abs(read.astype(int) - colour).max() <= 4
+    with pytest.raises(ImageProblem, match="not_grey"):
+        images.read_image(saved(colour, "JPEG"), "x", colour=False)
+
+
+def test_white_is_zero_in_a_tiff(ramp: np.ndarray) -> None:
+    """Photometric interpretation 0: stored levels are the negative of what is to be seen."""
+    data = bytearray(saved(ramp, "TIFF"))
+    entry = data.index(struct.pack("<HHI", 262, 3, 1))
+    data[entry + 8] = 0
+    np.testing.assert_array_equal(images.read_image(bytes(data), "x", colour=False), 255 - ramp)
+
+
+def turned(array: np.ndarray, kind: str, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return saved(array, kind, exif=exif)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF", "PNG"])
+def test_turned_pixels_are_refused(ramp: np.ndarray, kind: str) -> None:
+    assert images.read_image(turned(ramp, kind, 1), "x", colour=False).shape == (16, 48)
+    for orientation in range(2, 9):
+        with pytest.raises(
+            ImageProblem, match=f"exif_orientation: found EXIF orientation {orientation}.*exif_transpose"
+        ):
+            images.read_image(turned(ramp, kind, orientation), "x", colour=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("BMP", {}), ("TIFF", {}), ("PNG", {})]
+)
+def test_a_file_that_ends_early_is_refused(ramp: np.ndarray, kind: str, options: dict[str, Any]) -> None:
+    data = saved(ramp, kind, **options)
+    for length in {len(data) - 1, len(data) - 2, len(data) - 60, len(data) // 2, 40, 9}:
+        for cut in (data[:length], data[:length] + bytes(len(data) - length)):  # also as a stopped download leaves it
+            if kind in ("BMP", "TIFF") and len(cut) == len(data):
+                continue  # zeros may be pixels
+            with pytest.raises(ImageProblem) as caught, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                images.read_image(cut, "x.jpg", colour=False)
+            assert caught.value.name == "x.jpg"
+
+
+OTHERS = {
+    "GIF": (lambda a: saved(a, "GIF"), "not_an_image: found a GIF, expected a PNG, JPEG, BMP or TIFF; convert it"),
+    "nothing": (lambda a: b"", "not_an_image: found an empty file"),
+    "text": (lambda a: b"hello", "not_an_image: found other bytes"),
+    "16-bit TIFF": (lambda a: saved(a.astype(np.uint16), "TIFF"), "bit_depth: found mode I;16, expected a TIFF, 8-bit"),
+    "16-bit PNG": (lambda a: png(a.astype(np.uint16)), "bit_depth"),
+    "real TIFF": (lambda a: saved(a.astype(np.float32), "TIFF"), "bit_depth: found signed or real numbers, mode F"),
+    "1-bit TIFF": (lambda a: saved(a > 9, "TIFF"), "bit_depth: found mode 1"),
+    "palette BMP": (lambda a: saved(images.bone_colours()[a], "BMP", "P"), "palette: found mode P"),
+    "CMYK JPEG": (lambda a: saved(a, "JPEG", "CMYK"), r'colour_model: found mode CMYK.*convert\("RGB"\)'),
+    "12-bit JPEG": (lambda a: saved(a, "JPEG").replace(b"\xff\xc0\0\x0b\x08", b"\xff\xc0\0\x0b\x0c"), "bit_depth"),
+    "pages": (
+        lambda a: saved(a, "TIFF", save_all=True, append_images=[Image.fromarray(a)]),
+        "several_images: found 2 images",
+    ),
+    "transparent TIFF": (lambda a: saved(rgba(np.repeat(a[..., None], 3, 2), 9), "TIFF"), "transparent_image"),
+    "no pixels": (lambda a: b"BM" + bytes(60), "damaged_image"),
+    "JPEG of nothing": (lambda a: b"\xff\xd8\xff\xd9", "damaged_image"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_images_are_refused(ramp: np.ndarray, name: str) -> None:
+    make, message = OTHERS[name]
+    with pytest.raises(ImageProblem, match=f"^scan: {message}"):
+        images.read_image(make(ramp), "scan", colour=False)
 
 
 @pytest.fixture

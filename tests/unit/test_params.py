@@ -55,7 +55,7 @@ def test_a_root_is_no_content() -> None:
         ({"methods__patchcore__coreset_ratio": True}, r"^methods\.patchcore\.coreset_ratio: .*number, found True$"),
         (
             {"run__systems": ["patchcor"]},
-            r"^run\.systems: 'patchcor' has no block under `methods:`; did you mean 'patchcore'\?$",
+            r"^run\.systems: 'patchcor' has no block under `methods:` or `imported:`; did you mean 'patchcore'\?$",
         ),
         (
             {"run__domains": ["brain"]},

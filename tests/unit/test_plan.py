@@ -29,17 +29,18 @@ def test_the_table_gets_the_order_of_run_and_the_hash_that_score_writes(config: 
     config["run"]["systems"] = ["patchcore", "constant"]
     plan = Plan(config)
     given = json.loads(plan.table_params())
-    assert list(given["systems"]) == ["patchcore", "constant"]
-    assert given["systems"]["patchcore"]["hash"] == records.digest(json.loads(plan.score_params("patchcore")))
+    assert given["systems"] == list(given["runs"]["brain_mri"]) == ["patchcore", "constant"]
+    expected = records.digest(json.loads(plan.score_params("brain_mri", "patchcore")))
+    assert given["runs"]["brain_mri"]["patchcore"] == {"seeds": [0, 1, 2], "hash": expected, "absent": ""}
 
 
 def test_a_parameter_moves_the_hashes_of_its_system_alone(config: dict[str, Any]) -> None:
     before = Plan(config)
     config["methods"]["patchcore"]["n_neighbors"] = 4
     after = Plan(config)
-    assert before.fit_params("patchcore") != after.fit_params("patchcore")
+    assert before.fit_params("brain_mri", "patchcore") != after.fit_params("brain_mri", "patchcore")
     for same in ("intensity", "random"):
-        assert before.score_params(same) == after.score_params(same)
+        assert before.score_params("brain_mri", same) == after.score_params("brain_mri", same)
     assert before.prepare_params("brain_mri") == after.prepare_params("brain_mri")
 
 
@@ -47,8 +48,8 @@ def test_the_metric_block_moves_scores_and_not_models(config: dict[str, Any]) ->
     before = Plan(config)
     config["metrics"] = {"aupro_limit": 0.1}
     after = Plan(config)
-    assert before.fit_params("patchcore") == after.fit_params("patchcore")
-    assert before.score_params("patchcore") != after.score_params("patchcore")
+    assert before.fit_params("brain_mri", "patchcore") == after.fit_params("brain_mri", "patchcore")
+    assert before.score_params("brain_mri", "patchcore") != after.score_params("brain_mri", "patchcore")
 
 
 def test_raw_data_that_change_move_the_hash_and_their_place_does_not(config: dict[str, Any], tmp_path: Path) -> None:
@@ -118,3 +119,79 @@ def test_what_would_stop_a_domain_of_volumes_at_its_end_stops_it_at_once(
     (tmp_path / "s.csv").write_text("subject,split,label\na,train,0\nb,valid,1\nc,valid,1\n")
     with pytest.raises(AnomedError, match="found no volume in test, of 3"):
         Plan(config).check()
+
+
+def elsewhere(config: dict[str, Any], **nova: Any) -> dict[str, Any]:
+    """With a second domain whose models come from the first."""
+    config["domains"]["nova"] = {"source": "embedded", "train_domain": "brain_mri", **nova}
+    config["run"]["domains"] = ["brain_mri", "nova"]
+    return config
+
+
+def test_a_domain_can_use_the_models_of_another(config: dict[str, Any]) -> None:
+    plan = Plan(elsewhere(config))
+    run = next(run for run in plan.runs if run.domain == "nova" and run.system == "patchcore" and run.seed == 2)
+    assert plan.model(run) == "models/brain_mri/patchcore/2"
+    assert not any("nova" in path for path in plan.models)
+    assert plan.train_data("nova") == "data/prepared/brain_mri"
+    assert plan.train_data("brain_mri") == ""
+    without = Plan(elsewhere(shipped.params(), train_domain=None))
+    assert without.prepare_params("nova") == plan.prepare_params("nova"), "it decides no image"
+
+
+def test_where_models_come_from_is_checked(config: dict[str, Any]) -> None:
+    for change, message in (
+        ({"train_domain": "nova"}, r"domains\.nova\.train_domain: found 'nova', expected another domain"),
+        ({"train_domain": "liver_ct"}, "found 'liver_ct', expected another domain that `run.domains` lists"),
+        ({"size": 96}, r"a model needs images of one size: brain_mri has 224, nova 96; set `size`"),
+        ({"train_limit": 3}, r"domains\.nova\.train_limit: the models are those of 'brain_mri'; set the key there"),
+    ):
+        with pytest.raises(AnomedError, match=message):
+            Plan(elsewhere(shipped.params(), **change))
+
+
+def test_a_domain_without_train_images_and_models_has_no_runs_and_says_why(config: dict[str, Any]) -> None:
+    plan = Plan(elsewhere(config, train_domain=None))
+    assert {run.domain for run in plan.runs} == {"brain_mri"}
+    absent = json.loads(plan.table_params())["runs"]["nova"]["random"]
+    assert absent["seeds"] == []
+    assert absent["absent"] == "not applicable: no train images, and domains.nova.train_domain is not set"
+    with pytest.raises(AnomedError, match=r"run\.domains: nothing to run for 'nova': not applicable: no train images"):
+        plan.check()
+
+
+def test_a_limit_of_train_subjects_is_drawn_anew_with_every_seed(config: dict[str, Any]) -> None:
+    before = Plan(config)
+    config["domains"]["brain_mri"]["train_limit"] = 3
+    after = Plan(config)
+    assert before.seeds("brain_mri", "intensity") == [0]
+    assert after.seeds("brain_mri", "intensity") == [0, 1, 2]
+    assert json.loads(after.fit_params("brain_mri", "patchcore"))["train_limit"] == 3
+    assert "train_limit" not in before.fit_params("brain_mri", "patchcore")
+    assert before.prepare_params("brain_mri") == after.prepare_params("brain_mri")
+
+
+def brought(tmp_path: Path, seed: int, origin: str = "their code") -> None:
+    card = {"origin": origin, "files": {"scores.csv": str(seed)}, "images": "i"}
+    records.write_card(tmp_path / f"data/imported/theirs/brain_mri/{seed}/import.json", card)
+
+
+def test_imported_systems_run_with_the_seeds_that_came(config: dict[str, Any], tmp_path: Path) -> None:
+    config["imported"] = {"theirs": None}
+    config["run"]["systems"].append("theirs")
+    with pytest.raises(AnomedError, match=r"run\.systems: nothing to run for 'theirs': not imported"):
+        Plan(config).check()
+    for seed in (10, 2):
+        brought(tmp_path, seed)
+    plan = Plan(config)
+    plan.check()
+    assert [run.seed for run in plan.runs if run.system == "theirs"] == [2, 10]
+    assert not any("theirs" in path for path in plan.models)
+    before = plan.score_params("brain_mri", "theirs"), plan.upstream()
+    assert json.loads(plan.table_params())["marks"] == {"theirs": "imported, not run here: their code"}
+    brought(tmp_path, 2, "another")
+    assert Plan(config).score_params("brain_mri", "theirs") != before[0]
+    assert Plan(config).upstream() != before[1]
+    config["imported"] = {"random": None}
+    with pytest.raises(AnomedError, match=r"imported\.random: `methods:` has a block of this name as well"):
+        Plan(config)

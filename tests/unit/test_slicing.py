@@ -3,6 +3,7 @@
 import csv
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -353,6 +354,67 @@ def test_without_pixel_truth_every_slice_has_the_label_of_its_subject(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("split", "keep", "expected", "left_out"),
+    [
+        ("test", None, {2: 0, 5: 1, 9: 0, 12: 1}, {}),
+        ("test", "normal", {2: 0, 9: 0}, {"abnormal_not_kept": 2}),
+        ("test", "abnormal", {5: 1, 12: 1}, {"normal_not_kept": 2}),
+        ("train", "normal", {2: 0, 9: 0}, {"lesion_in_train": 2}),
+    ],
+)
+def test_a_scan_may_name_its_slices_and_keep_one_kind_of_them(
+    tmp_path: Path, split: str, keep: Any, expected: dict[int, int], left_out: dict[str, int]
+) -> None:
+    folder = processed(tmp_path / "sub", lesion_of(z4=1, z5=2, z12=1))
+    rule = cutter(start=0, stop=3, normal="slices")  # of which only the place is overruled
+    chosen = replace(scan(split, True), slices=(12, 2, 5, 9, 5), keep=keep)
+    assert labels(rule.cases(chosen, folder)) == expected
+    assert rule.left_out == left_out
+    assert not rule.without
+
+
+def test_a_patient_of_whom_normal_slices_are_wanted_does_not_miss_its_lesion(tmp_path: Path) -> None:
+    folder = processed(tmp_path / "sub", lesion_of(z4=1))
+    rule = cutter(normal="slices")
+    rule.cases(replace(scan("test", True), slices=(2, 3), keep="normal"), folder)
+    assert rule.without == []
+    rule.cases(replace(scan("test", True), slices=(2, 3), keep="abnormal"), folder)
+    assert rule.without == ["sub"]
+
+
+def test_limits_of_area_hold_for_named_slices_too(tmp_path: Path) -> None:
+    folder = processed(tmp_path / "sub", lesion_of(z4=4, z5=5, z6=6), lesion_of(z4=9, z5=9, z6=7))
+    rule = cutter(min_lesion_mm2=9, min_organ_mm2=15)
+    assert labels(rule.cases(replace(scan("valid", True), slices=(4, 5, 6)), folder)) == {5: 1}
+    assert rule.left_out == {"lesion_below_limit": 1, "too_little_organ": 1}
+
+
+@pytest.mark.parametrize("slices", [(3, 16), (-1, 3), ()])
+def test_a_named_slice_that_the_volume_has_not_is_a_problem(tmp_path: Path, slices: tuple[int, ...]) -> None:
+    with pytest.raises(
+        CaseProblem, match=r"no_slice: found a volume of \(24, 20, 16\) voxels, expected slices"
+    ) as caught:
+        cutter().cases(replace(scan("test", False), slices=slices), processed(tmp_path / "sub"))
+    assert caught.value.row["case"] == "sub"
+
+
+@pytest.mark.parametrize(
+    ("spatial_steps", "plane", "named"),
+    [(["resample"], "axial", "after `resample`"), ([], "sagittal", "after `plane: sagittal`")],
+)
+def test_slices_named_by_index_need_a_chain_that_leaves_the_index_its_meaning(
+    cohort: Path, monkeypatch: pytest.MonkeyPatch, spatial_steps: list[Any], plane: str, named: str
+) -> None:
+    scans = Volumes.scans
+    monkeypatch.setattr(Volumes, "scans", lambda self: [replace(each, slices=(7, 8)) for each in scans(self)])
+    steps = [{"organ_mask": {"limits_ml": [1, 20]}}, *spatial_steps]
+    with pytest.raises(AnomedError, match=f"domains.heads: the source names axial slices .*s1.*{named}"):
+        intensity(cohort, block(spatial=steps, plane=plane))
+    made = Prepared(intensity(cohort, block(normal="slices")))
+    assert set(made.table.image_id.str[-3:]) == {"007", "008"}
+
+
+@pytest.mark.parametrize(
     ("code", "split", "abnormal", "lesion", "rule", "found"),
     [
         ("missing_lesion", "test", True, None, {}, "no lesion mask"),
@@ -458,7 +520,15 @@ def test_the_page_of_quality_control_shows_every_volume(finished: Path) -> None:
 def test_the_same_call_gives_the_same_bytes(finished: Path) -> None:
     parameters = block(["nyul"], start=3, stop=9, step=3)
     first = contents(intensity(finished, parameters, "again"))
-    assert sorted(first) == ["card.json", "images.npy", "manifest.csv", "masks.npz", "native.zip", "qc.html"]
+    assert sorted(first) == [
+        "card.json",
+        "clinical.jsonl",
+        "images.npy",
+        "manifest.csv",
+        "masks.npz",
+        "native.zip",
+        "qc.html",
+    ]
     assert contents(intensity(finished, parameters, "again")) == first
 
 

@@ -14,6 +14,7 @@ from scipy.stats import norm, t
 
 from anomed import records, stats
 from anomed.errors import AnomedError
+from anomed.report import html, table
 
 REASON = "no anomaly maps: the method does not localise"
 NO_TRUTH = "the domain has no pixel truth"
@@ -394,3 +395,41 @@ def test_breakdowns_csv_has_exactly_these_rows(copied: Any) -> None:
         "brain_mri,random,1,pathology,tumour,3,{},,,0.3333333333333333,{}\n"
         "brain_mri,label,0,pathology,tumour,3,{},,,0.3333333333333333,{}\n"
     )
+
+
+def test_a_system_that_does_not_run_on_a_domain_has_empty_cells_with_the_reason(copied: Any) -> None:
+    plan = copied.plan
+    plan["systems"].append("theirs")
+    plan["runs"]["brain_mri"]["theirs"] = {"seeds": [], "hash": "0", "absent": "not imported"}
+    table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)
+    found = {row["system"]: row for row in rows(copied.results / "table.csv")}
+    assert set(found["theirs"].values()) == {"theirs", ""}
+    listed = [row for row in rows(copied.results / "scores.csv") if row["system"] == "theirs"]
+    assert {(row["seed"], row["value"], row["reason"]) for row in listed} == {("", "", "not imported")}
+    assert {row["metric"] for row in listed} == {"image_auroc", "pixel_ap", "miss"}
+    text = (copied.results / "table.md").read_text()
+    assert "| theirs | 0 | – [" in text
+    assert "no value: not imported" in text
+    html.build(plan, copied.prepared, copied.runs, copied.models, copied.results, copied.results / "r.html")
+    assert "not imported" in (copied.results / "r.html").read_text()
+
+
+def test_a_mark_of_a_system_is_printed_beside_and_below_every_table(copied: Any) -> None:
+    plan = copied.plan
+    plan["marks"] = {"random": "imported, not run here: by <hand>"}
+    table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)
+    found = rows(copied.results / "scores.csv")
+    assert {row["mark"] for row in found if row["system"] == "random"} == {plan["marks"]["random"]}
+    assert {row["mark"] for row in found if row["system"] != "random"} == {""}
+    assert "random" in {row["system"] for row in rows(copied.results / "table.csv")}
+    text = (copied.results / "table.md").read_text()
+    assert text.count("| random † |") == text.count("† random: imported, not run here: by &lt;hand&gt;.") == 2
+    assert "random \\dag{}" in (copied.results / "table.tex").read_text()
+
+
+def test_a_plan_that_says_both_or_neither_is_refused(copied: Any) -> None:
+    for seeds, absent in (([], ""), ([0], "not imported")):
+        plan = copied.plan
+        plan["runs"]["brain_mri"]["label"] |= {"seeds": seeds, "absent": absent}
+        with pytest.raises(AnomedError, match="expected seeds, or the reason why there are none"):
+            table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)

@@ -138,7 +138,16 @@ def test_jobs_import_exactly_the_files_they_depend_on(built: Project) -> None:
     commands = {
         "prepare spatial": ["brain_mri", "9-of-10", *spatial, "--problems", "p.csv"],
         "prepare intensity": ["brain_mri", "--params", block, *volumes, "--out", "again", "--problems", "p.csv"],
-        "score": ["--run", run, "--data", data, "--params", plan.score_params("patchcore"), "--out", "again.json"],
+        "score": [
+            "--run",
+            run,
+            "--data",
+            data,
+            "--params",
+            plan.score_params("brain_mri", "patchcore"),
+            "--out",
+            "again.json",
+        ],
         "table": ["--plan", plan.table_params(), "--out", "again_results"],
         "report": ["--plan", plan.table_params(), "--out", "again.html"],
     }

@@ -10,8 +10,9 @@ import pytest
 import shipped
 from project import BINARIES, Project, jobs
 
-from anomed.domains import embedded, embedded_atlas, embedded_brain
+from anomed import volumes
 from anomed.manifest import Prepared
+from anomed.phantoms import brain
 from anomed.plan import Plan
 
 HEADS = {"sub-01": "train", "sub-03": "train", "sub-05": "valid", "sub-08": "valid", "sub-02": "test", "sub-04": "test"}
@@ -23,15 +24,14 @@ CARD = "data/prepared/hospital/card.json"
 def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six of the embedded heads as a hospital has them: files and a table."""
     folder = tmp_path_factory.mktemp("hospital")
-    cohort = embedded.subjects(23).set_index("subject")
-    atlas = embedded_atlas.Atlas.load()
+    cohort = {member.subject: member for member in brain.cohort(brain.SUBJECTS)}
     rows = []
     for subject, split in HEADS.items():
-        kind = cohort.kind[subject]
-        head = embedded_brain.synthesise(atlas, 0, subject, cohort.scanner[subject], kind)
-        for name, data in head._asdict().items():
+        kind = cohort[subject].kind
+        made, affine = brain.make(0, cohort[subject])
+        for name, data in made.items():
             if name != "brain" and (name, kind) != ("lesion", "normal"):
-                embedded.volumes.write(folder / f"{subject}_{name}.nii.gz", data, embedded_brain.affine())
+                volumes.write(folder / f"{subject}_{name}.nii.gz", data, affine)
         rows.append({"subject": subject, "split": split, "label": "normal" if kind == "normal" else "abnormal"})
     pd.DataFrame(rows).to_csv(folder / "subjects.csv", index=False)
     return folder

@@ -4,10 +4,6 @@
 # a copy or a pull gave the files.
 
 
-def one_of(domains):
-    return "|".join(map(re.escape, domains)) or r"(?!)"  # nothing
-
-
 rule images:
     input:
         src=lambda w: plan.code("images", domain=w.domain),
@@ -17,6 +13,7 @@ rule images:
         images="data/prepared/{domain}/images.npy",
         masks="data/prepared/{domain}/masks.npz",
         native="data/prepared/{domain}/native.zip",
+        clinical="data/prepared/{domain}/clinical.jsonl",
     log:
         "logs/prepare/{domain}.log",
     wildcard_constraints:
@@ -80,6 +77,7 @@ rule intensity:
         images="data/prepared/{domain}/images.npy",
         masks="data/prepared/{domain}/masks.npz",
         native="data/prepared/{domain}/native.zip",
+        clinical="data/prepared/{domain}/clinical.jsonl",
         page="data/prepared/{domain}/qc.html",
     log:
         "logs/prepare/{domain}.log",

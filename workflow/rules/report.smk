@@ -7,7 +7,7 @@ rule table:
         scores=[run.path("scores", ".json") for run in plan.runs],
         curves=ancient([run.path("scores", ".npz") for run in plan.runs]),
         runs=[run.path("runs", "/run.json") for run in plan.runs],
-        models=[run.path("models", "/run.json") for run in plan.runs],
+        models=plan.models,
         cards=expand(rules.images.output.card, domain=plan.domains),
     output:
         expand("results/{name}", name=TABLES),

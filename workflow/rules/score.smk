@@ -6,8 +6,8 @@ rule score:
         src=plan.code("score"),
         card=rules.images.output.card,
         data=ancient([rules.images.output.manifest, rules.images.output.masks]),
-        run=rules.predict.output.card,
-        scores=rules.predict.output.scores,
+        run="runs/{domain}/{system}/{seed}/run.json",
+        scores="runs/{domain}/{system}/{seed}/scores.csv",
     output:
         json="scores/{domain}/{system}/{seed}.json",
         curves="scores/{domain}/{system}/{seed}.npz",
@@ -17,7 +17,7 @@ rule score:
         mem_mb=lambda w, attempt: 1500 * attempt,
         runtime=lambda w, attempt: 60 * attempt,
     params:
-        block=lambda w: plan.score_params(w.system),
+        block=lambda w: plan.score_params(w.domain, w.system),
         device=lambda w, output: plan.params.run.device,
         data="data/prepared/{domain}",
         run="runs/{domain}/{system}/{seed}",

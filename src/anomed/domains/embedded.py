@@ -1,97 +1,159 @@
-"""The embedded domain: heads synthesised on the user's machine, so that the benchmark runs without any download."""
+"""The embedded domains: images synthesised on the user's machine, so that the benchmark runs without any download."""
 
 import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from pydantic import Field
 
 from anomed import plugins, records, volumes
-from anomed.domains import embedded_atlas, embedded_brain
 from anomed.domains.source import Files, Scan, Source
 from anomed.errors import AnomedError
-
-DOMAINS = ("brain_mri",)
-# Split, condition and scanner of each head in turn, repeated. Any ten heads fill every split. Every scanner gives
-# normal heads to train and test and lesions to test, so that no brightness of a scanner tells the classes apart.
-ROLES = (
-    "train normal A", "test normal A", "train normal B", "test tumour A", "valid normal C", "train normal C",
-    "test infarct B", "valid mass C", "train normal D", "test normal B", "test mass C", "train normal A",
-    "test small D", "test normal C", "train normal B", "test tumour B", "test infarct A", "valid tumour D",
-    "train normal C", "test normal D", "test mass D", "test small C", "train normal D",
-)  # fmt: skip
+from anomed.manifest import Case, Pixels
+from anomed.phantoms import atlas, brain, chest, histology, liver, nova, oct
 
 
-def subjects(number: int) -> pd.DataFrame:
-    """The cohort: columns subject, split, kind ("normal" or a lesion), scanner; one row each of `number` heads."""
-    rows = [(f"sub-{i + 1:02d}", *ROLES[i % len(ROLES)].split()) for i in range(number)]
-    return pd.DataFrame(rows, columns=["subject", "split", "kind", "scanner"])
+@dataclass(frozen=True)
+class Phantom:
+    """How a domain is made.
+
+    subjects: their usual number. cohort: who they are: heads or bodies (subject, split, kind), or pictures. make: one
+    of them out of a seed: volumes by name, or a painted picture. image, organ: names of two of the volumes (the third
+    is `lesion`); empty for pictures. template: made from nilearn's maps.
+    """
+
+    subjects: int
+    cohort: Callable[[int], list[Any]]
+    make: Callable[[int, Any], Any]
+    image: str = ""
+    organ: str = ""
+    masks: bool = False
+    colour: bool = False
+    trains: bool = True
+    template: bool = False
 
 
-@functools.cache
-def _atlas() -> embedded_atlas.Atlas:
-    return embedded_atlas.Atlas.load()
+def _scans_of_retinas(domain: str, masks: bool) -> Phantom:
+    cohort, paint = functools.partial(oct.cohort, domain), functools.partial(oct.paint, domain)
+    return Phantom(oct.SUBJECTS[domain], cohort, paint, masks=masks)
+
+
+DOMAINS = {
+    "brain_mri": Phantom(brain.SUBJECTS, brain.cohort, brain.make, "flair", "brain", masks=True, template=True),
+    "liver_ct": Phantom(liver.SUBJECTS, liver.cohort, liver.make, "ct", "liver", masks=True),
+    "retina_resc": _scans_of_retinas("retina_resc", masks=True),
+    "retina_oct2017": _scans_of_retinas("retina_oct2017", masks=False),
+    "chest_xray": Phantom(chest.SUBJECTS, chest.cohort, chest.paint),
+    "histopathology": Phantom(histology.SUBJECTS, histology.cohort, histology.paint, colour=True),
+    "nova": Phantom(nova.SUBJECTS, nova.cohort, nova.paint, trains=False, template=True),
+}
 
 
 @plugins.register("domains", "embedded")
 class Embedded(Source):
-    """Synthetic FLAIR heads at 2 mm out of nilearn's MNI152 maps (see `embedded_brain`), written to
-    `<work>/embedded/<domain>/` as a hospital's folder: `sub-XX_flair.nii.gz`, `sub-XX_brain.nii.gz` and, where there is
-    a lesion, `sub-XX_lesion.nii.gz`. They go through the chain that the domain's block names, as a scanner's do.
+    """Synthetic images of each of the seven domains, some hundred of each; nothing is read.
 
-    A third of the heads are for training, all normal; valid and test hold other heads, normal and with lesions.
-    `pathology` is the kind of lesion, one of `embedded_brain.KINDS`.
+    brain_mri and liver_ct are volumes (heads out of nilearn's MNI152 maps; abdomens in HU), written to
+    `<work>/embedded/<domain>/` as a hospital's folder, with the organ and, where there is one, the lesion beside it;
+    they go through the chain that the domain's block names. The others are pictures. As in the real sets, these two and
+    retina_resc have masks, chest_xray and nova boxes; nova is evaluation only, with captions, histories and diagnoses.
+
+    About half the images are for training, all normal; valid and test hold other subjects, normal and abnormal.
+    `pathology` is the kind of lesion.
     """
 
     needs_root = False
     note = "embedded data, not the released data; reproduces no published number"
 
     class Options(Source.Options):
-        """seed: another seed gives another cohort. subjects: number of heads, at least 10 to fill every split."""
+        """set: which domain to make; needed when the domain's key is not one of their names. seed: another seed gives
+        another cohort. subjects: their number, at least 10 to fill every split; None: as many as give some hundred
+        images.
+        """
 
+        set: str | None = None
         seed: int = Field(default=0, ge=0)
-        subjects: int = Field(default=23, ge=10, le=99)
+        subjects: int | None = Field(default=None, ge=10, le=999)
 
     def __init__(self, domain: str, options: Any, root: Path | None, work: Path):
         super().__init__(domain, options, root, work)
-        if domain not in DOMAINS:
+        name = options.set or domain
+        if name not in DOMAINS:
             raise AnomedError(
-                f"domains.{domain}: source embedded has no domain {domain!r}, it has {', '.join(DOMAINS)}; "
-                "use one of them or another source"
+                f"domains.{domain}.set: found {options.set!r}, expected the embedded domain to make: one of "
+                f"{', '.join(DOMAINS)}"
             )
+        self.phantom = DOMAINS[name]
 
     @property
     def volumetric(self) -> bool:
-        return True
+        return bool(self.phantom.image)
+
+    @property
+    def has_masks(self) -> bool:
+        return self.phantom.masks
+
+    @property
+    def colour(self) -> bool:
+        return self.phantom.colour
+
+    @property
+    def trains(self) -> bool:
+        return self.phantom.trains
 
     def fingerprint(self) -> str:
-        """Hash of the template maps in the environment; seed and number of heads are parameters of the block."""
-        return records.digest(
-            {name: records.digest_file(path) for name, path in embedded_atlas.template_files().items()}
+        """Hash of the template maps in the environment, where they are used; all else is a parameter of the block."""
+        if not self.phantom.template:
+            return ""
+        return records.digest({name: records.digest_file(path) for name, path in atlas.template_files().items()})
+
+    def _cohort(self) -> list[Any]:
+        return self.phantom.cohort(self.options.subjects or self.phantom.subjects)
+
+    def cases(self) -> list[Case]:
+        """All pictures, painted (up to half a second each) and kept: boxes and texts come from what is drawn."""
+        return [self._case(picture) for picture in self._cohort()]
+
+    def _case(self, picture: Any) -> Case:
+        painted = self.phantom.make(self.options.seed, picture)
+        pixels = Pixels(painted.image, painted.mask, hashlib.sha256(painted.image.tobytes()).hexdigest())
+        abnormal = picture.kind != "normal"
+        return Case(
+            image_id=picture.image_id,
+            subject_id=picture.subject_id,
+            split=picture.split,
+            label=int(abnormal),
+            source_file=f"{picture.image_id}.png",
+            load=lambda: pixels,
+            boxes=painted.boxes,
+            pathology=picture.kind if abnormal else "",
+            clinical=painted.clinical,
         )
 
     def scans(self) -> list[Scan]:
-        """The cohort; a head is synthesised when it is fetched (about half a second)."""
+        """The cohort; a volume is synthesised when it is fetched (about half a second)."""
         return [
             Scan(
-                subject_id=head.subject,
-                split=head.split,
-                source_file=f"{head.subject}_flair.nii.gz",
-                fetch=functools.partial(self._fetch, head.subject, head.scanner, head.kind),
-                abnormal=head.kind != "normal",
-                pathology=head.kind if head.kind != "normal" else "",
+                subject_id=member.subject,
+                split=member.split,
+                source_file=f"{member.subject}_{self.phantom.image}.nii.gz",
+                fetch=functools.partial(self._fetch, member),
+                abnormal=member.kind != "normal",
+                pathology=member.kind if member.kind != "normal" else "",
             )
-            for head in subjects(self.options.subjects).itertuples()
+            for member in self._cohort()
         ]
 
-    def _fetch(self, subject: str, scanner: str, kind: str) -> Files:
-        head = embedded_brain.synthesise(_atlas(), self.options.seed, subject, scanner, kind)
+    def _fetch(self, member: Any) -> Files:
+        made, affine = self.phantom.make(self.options.seed, member)
         paths = {}
-        for name, data in head._asdict().items():
-            paths[name] = self.work / "embedded" / self.domain / f"{subject}_{name}.nii.gz"
-            if name == "lesion" and kind == "normal":
-                paths[name].unlink(missing_ok=True)
+        for name, data in made.items():
+            paths[name] = self.work / "embedded" / self.domain / f"{member.subject}_{name}.nii.gz"
+            if name == "lesion" and member.kind == "normal":
+                paths.pop(name).unlink(missing_ok=True)
                 continue
-            volumes.write(paths[name], data, embedded_brain.affine())
-        return Files(paths["flair"], paths["lesion"] if kind != "normal" else None, paths["brain"])
+            volumes.write(paths[name], data, affine)
+        return Files(paths[self.phantom.image], paths.get("lesion"), paths[self.phantom.organ])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from anomed import archive, records
 from anomed.manifest import Case, CaseProblem
@@ -27,7 +27,9 @@ class Scan:
     """One volume that a volumetric source offers; nothing is read before `fetch`, which may raise CaseProblem.
 
     abnormal: whether the subject has a lesion; None leaves it to the lesion file. source_file: name of the image
-    relative to the source's root.
+    relative to the source's root. slices: axial indices of the scan to take instead of those that the chain's `slices:`
+    gives; refused where the chain registers, resamples or cuts another plane. keep: only the slices with a lesion
+    ("abnormal") or without ("normal").
     """
 
     subject_id: str
@@ -36,6 +38,8 @@ class Scan:
     fetch: Callable[[], Files]
     abnormal: bool | None = None
     pathology: str = ""
+    slices: tuple[int, ...] | None = None
+    keep: Literal["normal", "abnormal"] | None = None
 
 
 class Source:
@@ -49,6 +53,7 @@ class Source:
     """
 
     needs_root: ClassVar[bool] = True
+    accepts: frozenset[str] = frozenset()  # codes of problems that the data have by design: counted, not refused
     note: ClassVar[str] = "user data, not the released data"
 
     class Options(Settings):
@@ -68,6 +73,11 @@ class Source:
     def volumetric(self) -> bool:
         """Whether the source offers volumes (`scans`) and no images (`cases`)."""
         return False
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are train images; False for a set that is evaluation only."""
+        return True
 
     @property
     def has_masks(self) -> bool:

@@ -1,7 +1,6 @@
 """Domain source `volumes`: a hospital's own volumes, one a subject, found by name patterns and an optional table."""
 
 import functools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,33 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from anomed import archive, plugins, records
 from anomed.archive import Entry
 from anomed.domains import volumes_layout, volumes_table
+from anomed.domains.division import Shares, divide
 from anomed.domains.source import Files, Scan, Source
 from anomed.domains.volumes_layout import Layout
 from anomed.domains.volumes_table import Subject
 from anomed.errors import AnomedError
-from anomed.manifest import SPLITS, CaseProblem
-from anomed.settings import Settings, nearest
+from anomed.manifest import CaseProblem
+from anomed.settings import nearest
 
 _ID = re.compile(r"(?!.*\.json$)[A-Za-z0-9_-][A-Za-z0-9._-]*")  # become names of folders, beside lists in JSON
-
-
-class Shares(Settings):
-    """Shares of the subjects in each split, together 1."""
-
-    train: float = Field(default=0.6, ge=0)
-    valid: float = Field(default=0.1, ge=0)
-    test: float = Field(default=0.3, gt=0)
-
-    @model_validator(mode="after")
-    def _whole(self) -> "Shares":
-        if not math.isclose(self.train + self.valid + self.test, 1, abs_tol=1e-6):
-            raise ValueError("train, valid and test must add up to 1")
-        return self
 
 
 class Survey(NamedTuple):
@@ -141,20 +127,10 @@ class Volumes(Source):
         ]
 
     def _divide(self, subjects: list[Subject]) -> dict[str, str]:
-        """Split by subject. Raises AnomedError when a split with a share would stay without a kind it may hold."""
-        divided: dict[str, str] = {}
-        for kind, splits in (("normal", SPLITS), ("abnormal", SPLITS[1:])) if subjects else ():
-            names = [subject.name for subject in subjects if (subject.abnormal is False) == (kind == "normal")]
-            shares = {split: share for split in splits if (share := getattr(self.options.split, split)) > 0}
-            if len(names) < len(shares):
-                raise AnomedError(
-                    f"{self._where}.split: {kind} subjects: found {len(names)}, expected at least {len(shares)}, one "
-                    f"for each of {', '.join(shares)}; add subjects, or give the table a column `split`"
-                )
-            order = iter(sorted(names, key=lambda name: records.digest([self.options.seed, name])))
-            for split, number in _apportion(len(names), shares).items():
-                divided.update((next(order), split) for _ in range(number))
-        return divided
+        normal = [subject.name for subject in subjects if subject.abnormal is False]
+        others = [subject.name for subject in subjects if subject.abnormal is not False]
+        advice = "give the table a column `split`"
+        return divide(normal, others, self.options.split, self.options.seed, f"{self._where}.split", advice)
 
     @functools.cached_property
     def _survey(self) -> Survey:
@@ -288,17 +264,3 @@ def _duplicate(group: list[Subject]) -> CaseProblem:
 def _not_a_file(path: str) -> CaseProblem:
     hint = "of a DICOM series, end the pattern with '/'; else move the folder away"
     return CaseProblem(path, "not_a_file", "a folder that fits the pattern of a file", "a file", hint)
-
-
-def _apportion(number: int, shares: dict[str, float]) -> dict[str, int]:
-    """`number` subjects, at least one for each split, by shares: the largest remainders are rounded up."""
-    quotas = {split: number * share / sum(shares.values()) for split, share in shares.items()}
-    counts = {split: math.floor(quota) for split, quota in quotas.items()}
-    by_remainder = sorted(shares, key=lambda split: counts[split] - quotas[split])
-    for split in by_remainder[: number - sum(counts.values())]:
-        counts[split] += 1
-    for split in shares:
-        if counts[split] == 0:
-            counts[max(counts, key=lambda other: counts[other])] -= 1
-            counts[split] = 1
-    return counts

@@ -42,6 +42,7 @@ def intensity(
     chain, rule, identity = made.intensity, made.slices, shard.identity(made.spatial, block.files)
     source = shard.source_of(domain, parameters, root, work)
     scans, folders = sorted(source.scans(), key=lambda scan: scan.subject_id), folders.resolve()
+    _check_places(scans, made, domain)
     try:
         fitted = transforms.fit(chain, (load(folders / scan.subject_id) for scan in scans if scan.split == "train"))
     except CaseProblem as problem:
@@ -76,6 +77,18 @@ def _card(folder: Path, identity: str) -> dict[str, Any]:
     if card["chain"] != identity or card["subject"] != folder.name:
         raise AnomedError(f"{folder}: made of another subject or by other spatial steps; run `anomed prepare spatial`")
     return card
+
+
+def _check_places(scans: list[Scan], chain: Chain, domain: str) -> None:
+    """Raise AnomedError where a source names slices by their index and the chain gives an index another meaning."""
+    moved = [f"`{name}`" for name, _ in chain.spatial if name in ("register", "resample")]
+    other = moved + [f"`plane: {chain.slices.plane}`"] * (chain.slices.plane != "axial")
+    named = [scan.subject_id for scan in scans if scan.slices is not None]
+    if other and named:
+        raise AnomedError(
+            f"domains.{domain}: the source names axial slices of the scans by index (first of {named[0]}), which are "
+            f"others after {' and '.join(other)}; take it out of the chain, or the variant out of the domain's block"
+        )
 
 
 def _check_splits(cases: list[Case], source: Source, left_out: dict[str, int], without: list[str]) -> None:
@@ -147,17 +160,8 @@ class Cutter:
         data = load(folder, ("lesion", "organ"))
         grid = data["organ"] if "organ" in data else load(folder, ("image",))["image"]
         shape, affine = grid.shape[1:], grid.affine.numpy()
-        indices = self.rule.indices(affine, shape)
-        if not indices:
-            found, hint = f"a volume of {tuple(shape)} voxels, which none of the slices meets", "change `slices:`"
-            raise CaseProblem(
-                scan.subject_id,
-                "no_slice",
-                found,
-                f"slices from {self.rule.start:g} to {self.rule.stop:g} {self.rule.unit}",
-                hint,
-            )
         axis = volumes.PLANES[self.rule.plane]
+        indices = self._indices(scan, affine, shape)
         area = float(np.linalg.norm(np.cross(*np.delete(affine[:3, :3], axis, axis=1).T)))
         lesion = self._areas(data.get("lesion"), axis, area)
         organ = self._areas(data.get("organ"), axis, area)
@@ -167,7 +171,7 @@ class Cutter:
         cases = []
         for z in indices:
             abnormal = patient if lesion is None else bool(lesion[z])
-            reason = "blank" if blank[z] else self._passed_over(scan.split, patient, abnormal, z, lesion, organ)
+            reason = "blank" if blank[z] else self._passed_over(scan, patient, abnormal, z, lesion, organ)
             if reason:
                 self.left_out[reason] += 1
                 continue
@@ -179,9 +183,25 @@ class Cutter:
                     name, scan.subject_id, scan.split, int(abnormal), scan.source_file, load_slice, pathology=pathology
                 )
             )
-        if patient and scan.split != "train" and not any(case.label for case in cases):
+        wanted = scan.split != "train" and scan.keep != "normal"
+        if patient and wanted and not any(case.label for case in cases):
             self.without.append(scan.subject_id)
         return cases
+
+    def _indices(self, scan: Scan, affine: np.ndarray, shape: tuple[int, ...]) -> list[int]:
+        """All slices that the scan names, else those of the rule. Raises CaseProblem when they are not there."""
+        name, found = scan.subject_id, f"a volume of {tuple(shape)} voxels"
+        if scan.slices is None:
+            if indices := self.rule.indices(affine, shape):
+                return indices
+            found, hint = f"{found}, which none of the slices meets", "change `slices:`"
+            expected = f"slices from {self.rule.start:g} to {self.rule.stop:g} {self.rule.unit}"
+            raise CaseProblem(name, "no_slice", found, expected, hint)
+        indices = sorted(set(scan.slices))
+        if not indices or not 0 <= indices[0] <= indices[-1] < shape[volumes.PLANES[self.rule.plane]]:
+            expected = f"slices {', '.join(map(str, indices)) or 'at least one'}, as the source names them"
+            raise CaseProblem(name, "no_slice", found, expected, "copy the volume again, or exclude the subject")
+        return indices
 
     @staticmethod
     def _areas(mask: Any, axis: int, area: float) -> np.ndarray | None:
@@ -213,15 +233,17 @@ class Cutter:
         return patient
 
     def _passed_over(
-        self, split: str, patient: bool, abnormal: bool, z: int, lesion: np.ndarray | None, organ: np.ndarray | None
+        self, scan: Scan, patient: bool, abnormal: bool, z: int, lesion: np.ndarray | None, organ: np.ndarray | None
     ) -> str:
         """Why a slice becomes no image; empty when it does."""
         if organ is not None and not organ[z] >= max(self.rule.min_organ_mm2, 1e-9):
             return "too_little_organ"
         if abnormal and lesion is not None and lesion[z] < self.rule.min_lesion_mm2:
             return "lesion_below_limit"
-        if abnormal and split == "train":
+        if abnormal and scan.split == "train":
             return "lesion_in_train"
+        if scan.keep == ("normal" if abnormal else "abnormal"):
+            return "abnormal_not_kept" if abnormal else "normal_not_kept"
         if patient and not abnormal and self.rule.normal == "subjects":
             return "normal_slice_of_a_patient"
         return ""

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +93,14 @@ def heat(values: np.ndarray, shape: tuple[int, ...], ends: Scale, mask: np.ndarr
     if mask is not None and mask.any():
         levels[_outline(mask, size)] = 255
     return _uri(_paletted(levels))
+
+
+def boxed(boxes: Sequence[Sequence[float]], shape: tuple[int, ...]) -> np.ndarray:
+    """The pixels inside [x0, y0, x1, y1] boxes, to be outlined as a mask is: bool, H x W."""
+    inside = np.zeros(shape[:2], bool)
+    for x0, y0, x1, y1 in boxes:
+        inside[int(y0) : max(int(y0) + 1, round(y1)), int(x0) : max(int(x0) + 1, round(x1))] = True
+    return inside
 
 
 def colour_bar() -> str:

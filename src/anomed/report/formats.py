@@ -27,7 +27,7 @@ def markdown(blocks: list[Block], cards: dict[str, Any]) -> str:
             lines += ["", _md_row(header), _md_row([":--", "--:", *["--:"] * len(columns)])]
             for system, seeds in block.seeds.items():
                 cells = (_cell(block, system, metric, _md, "**{}**") for metric in columns)
-                lines.append(_md_row([_md(system), str(len(seeds)), *cells]))
+                lines.append(_md_row([_md(block.name(system)), str(len(seeds)), *cells]))
         for text in block.below():
             lines += ["", f"{_md(text)}."]
         if notes:
@@ -54,7 +54,7 @@ def latex(blocks: list[Block], cards: dict[str, Any]) -> str:
             lines += [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", _tex_row(header), "\\midrule"]
             for system in block.seeds:
                 cells = (_cell(block, system, metric, _tex, "\\textbf{{{}}}") for metric in columns)
-                lines.append(_tex_row([_tex(system), *cells]))
+                lines.append(_tex_row([_tex(block.name(system)), *cells]))
             lines += ["\\bottomrule", "\\end{tabular}", ""]
         lines += [f"{{\\footnotesize {_tex(title)}. Data: {_tex(summary.provenance(card))}."]
         lines += [f"{_tex(text)}." for text in summary.problems(card) + block.below()]
@@ -104,6 +104,7 @@ _TEX = {
     "–": "--",
     "≈": "$\\approx$",
     "≥": "$\\geq$",
+    "†": "\\dag{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 

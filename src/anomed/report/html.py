@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from anomed import records
@@ -42,7 +43,7 @@ def build(plan: dict[str, Any], prepared: Path, runs: Path, models: Path, result
     cards = list(_cards(plan, runs, models))
     page = template.render(
         sections=[
-            _section([block for block in blocks if block.domain == name], name, domain, plan["systems"], runs / name)
+            _section([block for block in blocks if block.domain == name], name, domain, plan["runs"][name], runs / name)
             for name, domain in domains.items()
         ],
         unreleased=_unreleased(domains),
@@ -71,27 +72,29 @@ def _unreleased(domains: dict[str, Prepared]) -> dict[str, list[str]]:
 
 def _check(plan: dict[str, Any], domains: dict[str, Prepared], rows: list[dict[str, Any]], path: Path) -> None:
     """scores.csv holds exactly the plan's runs, on the current data and parameters."""
+    rows = [row for row in rows if row["seed"] is not None]
     found = {(row["domain"], row["system"], row["seed"]) for row in rows}
     if differ := sorted(found ^ set(summary.planned(plan))):
         raise AnomedError(f"{path}: its runs are not those of the plan, first at {differ[0]}; run `anomed table` again")
     for row in rows:
         system, domain = row["system"], row["domain"]
-        expected = domains[domain].hash, plan["systems"][system]["hash"]
+        expected = domains[domain].hash, plan["runs"][domain][system]["hash"]
         where = f"{path} ({domain}, {system}, seed {row['seed']})"
         summary.current(where, "manifest_hash", row["manifest_hash"], expected[0], f"the prepared domain {domain}")
         summary.current(where, "parameter_hash", row["parameter_hash"], expected[1], f"the parameters of {system}")
 
 
 def _section(
-    blocks: list[summary.Block], domain: str, prepared: Prepared, systems: dict[str, Any], runs: Path
+    blocks: list[summary.Block], domain: str, prepared: Prepared, pairs: dict[str, Any], runs: Path
 ) -> dict[str, Any]:
     """What the template prints of one domain."""
     shown = {}
-    for system, planned in systems.items():
-        path = runs / system / str(planned["seeds"][0])
-        run = Predictions(path)
-        summary.current(str(path), "data_hash", run.card["data_hash"], prepared.hash, "the prepared data")
-        shown[system] = (planned["seeds"][0], run)
+    for system, pair in pairs.items():
+        for seed in pair["seeds"][:1]:
+            path = runs / system / str(seed)
+            run = Predictions(path)
+            summary.current(str(path), "data_hash", run.card["data_hash"], prepared.hash, "the prepared data")
+            shown[system] = (seed, run)
     localising = {system: pair for system, pair in shown.items() if pair[1].maps is not None}
     return {
         "domain": domain,
@@ -100,7 +103,7 @@ def _section(
         "data": summary.provenance(prepared.card),
         "counts": summary.counts(prepared.card),
         "problems": summary.problems(prepared.card),
-        "masks": prepared.card["masks"],
+        "truth": prepared.card["masks"] or prepared.card["boxes"],
         "silent": [system for system in shown if system not in localising],
         **_strip(prepared, localising),
     }
@@ -117,8 +120,11 @@ def _strip(prepared: Prepared, runs: dict[str, tuple[int, Predictions]]) -> dict
     lines = []
     for image in figures.pick(prepared, available).itertuples():
         pixels = prepared.native(image.image_id)
-        known = prepared.card["masks"] and not pd.isna(image.mask_row)
-        mask = prepared.mask(int(image.mask_row)) if known else None
+        boxes = json.loads(image.boxes)
+        if prepared.card["masks"]:
+            mask = None if pd.isna(image.mask_row) else prepared.mask(int(image.mask_row))
+        else:
+            mask = figures.boxed(boxes, pixels.shape) if boxes else None
         maps = []
         for system, (_, run) in runs.items():
             score, map_row = tables[system].loc[image.image_id, ["score", "map_row"]]
@@ -139,12 +145,21 @@ def _strip(prepared: Prepared, runs: dict[str, tuple[int, Predictions]]) -> dict
                 "image": image,
                 "uri": figures.photo(pixels),
                 "truth": figures.photo(pixels, mask) if mask is not None else None,
-                "share": float(mask.mean()) if mask is not None else None,
+                "marked": _marked(mask, boxes, prepared.card["masks"]),
                 "maps": maps,
             }
         )
     methods = [{"system": system, "seed": seed, "scale": scales[system]} for system, (seed, _) in runs.items()]
     return {"methods": methods, "lines": lines}
+
+
+def _marked(mask: np.ndarray | None, boxes: list[Any], masks: bool) -> str:
+    """What the truth of an image marks, in words."""
+    if boxes and not masks:
+        return f"{len(boxes)} box{'es' if len(boxes) != 1 else ''}"
+    if mask is None:
+        return "pixel truth unknown" if masks else "no box"
+    return f"{100 * mask.mean():.2f} % anomalous" if mask.any() else "nothing marked"
 
 
 def _performance(path: Path) -> list[dict[str, str]]:
@@ -176,14 +191,14 @@ def _cards(plan: dict[str, Any], runs: Path, models: Path) -> Iterator[Job]:
 
 def _provenance(cards: list[Job]) -> dict[str, Any]:
     """Parameters per system; data and code hashes; versions, machines and warnings with the jobs that they concern."""
-    parameters: dict[str, str] = {}
+    parameters: dict[str, dict[str, str]] = {}
     data: dict[str, str] = {}
     code: dict[tuple[str, str], set[str]] = {}
     versions: dict[str, set[str]] = {}
     machines: set[str] = set()
     warnings: dict[str, list[str]] = {}
     for step, domain, system, seed, card in cards:
-        parameters[system] = json.dumps(card["parameters"], sort_keys=True, ensure_ascii=False)
+        parameters.setdefault(system, {})[domain] = json.dumps(card["parameters"], sort_keys=True, ensure_ascii=False)
         data[domain] = card["data_hash"]
         code.setdefault((system, step), set()).add(card["code"]["sha256"])
         for name, version in card["versions"].items():
@@ -193,13 +208,20 @@ def _provenance(cards: list[Job]) -> dict[str, Any]:
         for text in card["warnings"]:
             warnings.setdefault(text, []).append(f"{step} {domain}/{system}/{seed}")
     return {
-        "parameters": parameters,
+        "parameters": {system: _told(texts) for system, texts in parameters.items()},
         "data": data,
         "code": {key: sorted(hashes) for key, hashes in code.items()},
         "versions": {name: sorted(found) for name, found in sorted(versions.items())},
         "machines": sorted(machines),
         "warnings": warnings,
     }
+
+
+def _told(texts: dict[str, str]) -> str:
+    """Parameters by domain as one text: once where all are equal."""
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{domain}: {text}" for domain, text in texts.items())
 
 
 def _commit() -> str:

@@ -37,7 +37,7 @@ def compute(plan: dict[str, Any], rows: list[dict[str, Any]], replicates: Replic
     values: dict[str, dict[str, dict[str, float]]] = {}
     better: dict[str, bool] = {}
     for (domain, metric), systems in grouped(rows).items():
-        first = next(iter(systems.values()))[0]
+        first = next(row for group in systems.values() for row in group if row["seed"] is not None)
         means = {system: average(group).mean for system, group in systems.items()}
         known = {system: round(mean, 9) for system, mean in means.items() if mean is not None}  # noise breaks no tie
         better[metric] = first["direction"] == "higher"

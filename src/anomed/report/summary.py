@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from anomed import stats
 from anomed.errors import AnomedError
@@ -21,12 +21,13 @@ from anomed.settings import Settings
 FACTS = ("definition_id", "label", "level", "unit", "direction", "definition", "source", "version")
 COLUMNS = (
     "domain", "system", "seed", "metric", "value", "reason", "low", "high", "interval_reason", "n", "counts", *FACTS,
-    "bootstrap", "data", "manifest_hash", "parameter_hash",
+    "bootstrap", "data", "mark", "manifest_hash", "parameter_hash",
 )  # fmt: skip
 LABELS = ("normal", "abnormal")
 FEW = 20  # subjects below which tables warn that intervals cover too seldom
 ARROWS = {"higher": "↑", "lower": "↓"}
 SIGN = "≈"
+DAGGER = "†"
 DISCLAIMER = "reproduces no published number"
 LEGEND = (
     "Values are fractions from 0 to 1, not percent, unless a definition says otherwise: mean over seeds ± standard "
@@ -74,7 +75,8 @@ class Block:
 
     seeds: of each system, in plan order. metrics: facts of each metric. bootstrap: how replicates were drawn. counted:
     what the values were counted on, one text unless systems differ. cells: by (system, metric). against_best: per
-    metric the Holm-corrected p value of each system against the best one, None where no test was possible.
+    metric the Holm-corrected p value of each system against the best one, None where no test was possible. marks: what
+    readers must know of a system, where there is something.
     """
 
     domain: str
@@ -85,6 +87,11 @@ class Block:
     counted: list[str]
     cells: dict[tuple[str, str], Cell]
     against_best: dict[str, dict[str, float | None]]
+    marks: dict[str, str]
+
+    def name(self, system: str) -> str:
+        """The system as a row is headed: with a dagger where a sentence under the table tells more."""
+        return f"{system} {DAGGER}" if system in self.marks else system
 
     def title(self) -> str:
         """What is counted."""
@@ -139,28 +146,45 @@ class Block:
         found = self.omitted()
         if self.columns():
             found.append(f"Intervals: {resampling(self.bootstrap)}")
+            found += [f"{DAGGER} {system}: {mark}" for system, mark in self.marks.items()]
         return [*found, *([f"Counted: {'; or '.join(self.counted)}"] if self.counted else [])]
 
 
-class PlannedSystem(Settings):
-    """A row of the table: the seeds that ran, and the hash of its parameters."""
+class Pair(Settings):
+    """A system on a domain: the seeds that ran and the hash of its parameters, or why it does not run there."""
 
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[int]
     hash: str
+    absent: str
+
+    @model_validator(mode="after")
+    def _either(self) -> "Pair":
+        if bool(self.seeds) == bool(self.absent):
+            raise ValueError("expected seeds, or the reason why there are none")
+        return self
 
 
 class Planned(Settings):
-    """What `--plan` holds (plan.py makes it): domains and systems in the order of `run:`."""
+    """What `--plan` holds (plan.py makes it): domains and systems in the order of `run:`; by domain and system what
+    runs; and what readers must know of a system, where there is something."""
 
     domains: list[str] = Field(min_length=1)
-    systems: dict[str, PlannedSystem] = Field(min_length=1)
+    systems: list[str] = Field(min_length=1)
+    marks: dict[str, str]
+    runs: dict[str, dict[str, Pair]]
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Planned":
+        if [*self.runs] != self.domains or any([*pairs] != self.systems for pairs in self.runs.values()):
+            raise ValueError("`runs` needs every domain and system, in their order")
+        return self
 
 
 def planned(plan: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """(domain, system, seed) of every run, in plan order."""
-    for domain in plan["domains"]:
-        for system in plan["systems"]:
-            for seed in plan["systems"][system]["seeds"]:
+    for domain, pairs in plan["runs"].items():
+        for system, pair in pairs.items():
+            for seed in pair["seeds"]:
                 yield domain, system, seed
 
 
@@ -187,11 +211,11 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]], statistics: 
     statistics: content of statistics.json.
     """
     blocks: dict[tuple[str, str], Block] = {}
-    seeds = {system: plan["systems"][system]["seeds"] for system in plan["systems"]}
     for (domain, metric), systems in grouped(rows).items():
         found = statistics["domains"][domain]["metrics"][metric]
-        first = next(iter(systems.values()))[0]
-        new = Block(domain, first["level"], seeds, {}, first["bootstrap"], [], {}, {})
+        first = next(row for group in systems.values() for row in group if row["seed"] is not None)
+        seeds = {system: pair["seeds"] for system, pair in plan["runs"][domain].items()}
+        new = Block(domain, first["level"], seeds, {}, first["bootstrap"], [], {}, {}, plan["marks"])
         block = blocks.setdefault((domain, first["level"]), new)
         block.metrics[metric] = {key: first[key] for key in FACTS}
         block.against_best[metric] = found["against_best"]
@@ -251,7 +275,8 @@ def _number(number: int, noun: str) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a scores.csv with typed seed, value, counts and bootstrap; all else is text.
+    """The rows of a scores.csv with typed seed (None where a system does not run), value, counts and bootstrap; all
+    else is text.
 
     Raises AnomedError when it is missing or damaged.
     """
@@ -262,7 +287,10 @@ def read(path: Path) -> list[dict[str, Any]]:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"found columns {reader.fieldnames}, expected {list(COLUMNS)}")
         for row in rows:
-            row |= {"seed": int(row["seed"]), "value": float(row["value"]) if row["value"] else None}
+            row |= {
+                "seed": int(row["seed"]) if row["seed"] else None,
+                "value": float(row["value"]) if row["value"] else None,
+            }
             row |= {key: json.loads(row[key]) for key in ("counts", "bootstrap")}
     except FileNotFoundError:
         raise AnomedError(f"{path}: not found; run `anomed table` first") from None

@@ -30,7 +30,7 @@ def build(plan: dict[str, Any], prepared: Path, scores: Path, runs: Path, models
     check(summary.Planned, plan, "--plan")
     cards = {domain: Prepared(prepared / domain).card for domain in plan["domains"]}
     files = collect(plan, cards, scores)
-    rows = list(listed(files, cards))
+    rows = list(listed(plan, files, cards))
     found = statistics.compute(plan, rows, means(files, scores))
     blocks = summary.summarise(plan, rows, found)
     table = csv_text(summary.COLUMNS, rows)
@@ -55,7 +55,7 @@ def collect(plan: dict[str, Any], cards: dict[str, Any], scores: Path) -> Files:
     for domain, system, seed in summary.planned(plan):
         path = _path(scores, domain, system, seed)
         file = files[domain, system, seed] = read(path, domain, system, seed)
-        hashes = cards[domain]["hash"], plan["systems"][system]["hash"]
+        hashes = cards[domain]["hash"], plan["runs"][domain][system]["hash"]
         summary.current(str(path), "manifest_hash", file.manifest_hash, hashes[0], f"the prepared domain {domain}")
         summary.current(str(path), "parameter_hash", file.parameter_hash, hashes[1], f"the parameters of {system}")
         mine = file.bootstrap.drawn()
@@ -82,21 +82,33 @@ def _same(path: Path, what: str, mine: dict[str, Any], first: tuple[Path, dict[s
         raise AnomedError(f"{path} and {where}: {what} has {differ}; delete both and score again")
 
 
-def listed(files: Files, cards: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of scores.csv: every metric of a domain for every run; one that a run does not list does not apply."""
+def listed(plan: dict[str, Any], files: Files, cards: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of scores.csv: every metric of a domain for every run; one that a run does not list does not apply. A
+    system that does not run on a domain has one row a metric, without a seed and with the reason."""
     facts: dict[str, dict[str, dict[str, Any]]] = {}
     for (domain, _, _), file in files.items():
         for record in file.records:
             facts.setdefault(domain, {}).setdefault(record.metric, _facts(record))
-    reason = "not applicable"
-    absent: dict[str, Any]
-    absent = {"value": None, "reason": reason, "low": None, "high": None, "interval_reason": reason, "counts": {}}
-    for run, file in files.items():
-        found = {record.metric: record.model_dump() for record in file.records}
-        shared = dict(zip(JOB, run, strict=True)) | {"data": summary.provenance(cards[run[0]])}
-        shared |= file.model_dump(include={"bootstrap", "manifest_hash", "parameter_hash"})
-        for metric, known in facts[run[0]].items():
-            yield shared | known | {"metric": metric} | found.get(metric, absent)
+    for domain, pairs in plan["runs"].items():
+        data = summary.provenance(cards[domain])
+        for system, pair in pairs.items():
+            shared = {"domain": domain, "system": system, "data": data, "mark": plan["marks"].get(system, "")}
+            for seed in pair["seeds"]:
+                file = files[domain, system, seed]
+                found = {record.metric: record.model_dump() for record in file.records}
+                own = (
+                    shared | {"seed": seed} | file.model_dump(include={"bootstrap", "manifest_hash", "parameter_hash"})
+                )
+                for metric, known in facts[domain].items():
+                    yield own | known | {"metric": metric} | found.get(metric, _absent("not applicable"))
+            if pair["absent"]:
+                for metric, known in facts[domain].items():
+                    yield shared | known | {"metric": metric, "seed": None, "bootstrap": {}} | _absent(pair["absent"])
+
+
+def _absent(reason: str) -> dict[str, Any]:
+    empty = dict.fromkeys(("value", "low", "high"))
+    return {**empty, "reason": reason, "interval_reason": reason, "counts": {}}
 
 
 def means(files: Files, scores: Path) -> dict[tuple[str, str, str], Any]:
@@ -128,7 +140,8 @@ def timing(domain: str, system: str, seed: int, runs: Path, models: Path) -> dic
             found = {key: card[key] for key in JOB}
             if found != {key: row[key] for key in JOB}:
                 raise AnomedError(f"{path}: is of {found}, not of this run; delete its folder and run again")
-            row |= {f"{step}_seconds": card["seconds"], f"{step}_peak_mb": card["peak_memory_mb"]}
+            if "origin" not in card:  # what was imported took its time elsewhere
+                row |= {f"{step}_seconds": card["seconds"], f"{step}_peak_mb": card["peak_memory_mb"]}
             row["device"] = card["device"]
     return row
 

@@ -1,5 +1,6 @@
 """MNI152 as an atlas of a head: the tissue maps that nilearn ships, and what they lack."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,3 +66,9 @@ def _hull_depth(brain: np.ndarray) -> np.ndarray:
     hull = (ndimage.distance_transform_edt(grown) > 10)[16:-16, 16:-16, 16:-16]
     depth = ndimage.distance_transform_edt(~hull) - ndimage.distance_transform_edt(hull)
     return ndimage.gaussian_filter((2 * depth).astype(np.float32), 2.0)
+
+
+@functools.cache
+def shared() -> Atlas:
+    """The atlas, loaded once (some two seconds)."""
+    return Atlas.load()

@@ -1,23 +1,46 @@
 """One synthetic FLAIR head, with or without a lesion, out of the MNI152 tissue maps that nilearn ships."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anomed import records
-from anomed.domains import embedded_atlas
+from anomed.phantoms.atlas import ORIGIN, Atlas, shared
+from anomed.phantoms.picture import field3, generator
 
 SHAPE = (120, 120, 88)  # voxels of a head, RAS order: right, anterior, superior
 SPACING = 2.0  # mm, all axes
 KINDS = ("tumour", "infarct", "mass", "small")
+SUBJECTS = 18
 LESION_Z = (-12.0, 36.0)  # mm above the isocentre: where lesions are centred, well inside the sliced range
+
+# Split, condition and scanner of each head in turn, repeated. Any ten heads fill every split. Every scanner gives
+# normal heads to train and test and lesions to test, so that no brightness of a scanner tells the classes apart.
+ROLES = (
+    "train normal A", "test normal A", "train normal B", "test tumour A", "valid normal C", "train normal C",
+    "test infarct B", "valid mass C", "train normal D", "test normal B", "test mass C", "train normal A",
+    "test small D", "test normal C", "train normal B", "test normal D", "valid tumour D", "test infarct A",
+    "train normal C", "test mass D", "test small C", "test tumour B", "train normal D",
+)  # fmt: skip
 
 _ISOCENTRE = (0.0, -18.0, 12.0)  # mm, MNI point that an unmoved head has at the scanner's isocentre
 _VENTRICLES = (0.0, -14.0, 15.0)  # mm, MNI: centre of the lateral ventricles
 
 Field = np.ndarray  # float32, SHAPE unless said otherwise
+
+
+class Member(NamedTuple):
+    """One head of the cohort. kind: "normal" or one of KINDS."""
+
+    subject: str
+    split: str
+    kind: str
+    scanner: str
+
+
+def cohort(subjects: int) -> list[Member]:
+    """`subjects` heads."""
+    return [Member(f"sub-{i + 1:02d}", *ROLES[i % len(ROLES)].split()) for i in range(subjects)]
 
 
 def affine() -> np.ndarray:
@@ -27,26 +50,8 @@ def affine() -> np.ndarray:
     return matrix
 
 
-def _stretch(values: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Linear interpolation along one axis to `size` samples, ends kept."""
-    at = np.linspace(0, values.shape[axis] - 1, size)
-    low = np.minimum(at.astype(int), values.shape[axis] - 2)
-    share = (at - low).astype(np.float32).reshape([-1 if i == axis else 1 for i in range(values.ndim)])
-    start = values.take(low, axis)
-    return start + share * (values.take(low + 1, axis) - start)
-
-
 def _field(rng: np.random.Generator, shape: tuple[int, ...], wavelength: float) -> Field:
-    """A smooth random field of about unit variance: white noise on a grid of `wavelength` mm, interpolated by cubics
-    to a third of the voxels and linearly to all."""
-    from scipy import ndimage
-
-    coarse = rng.standard_normal([max(2, round(n * SPACING / wavelength) + 1) for n in shape]).astype(np.float32)
-    middle = [max(m, -(-n // 3)) for n, m in zip(shape, coarse.shape, strict=True)]
-    fine = ndimage.zoom(coarse, [n / m for n, m in zip(middle, coarse.shape, strict=True)], order=3, mode="nearest")
-    for axis, size in enumerate(shape):
-        fine = _stretch(fine, size, axis)
-    return np.float32(1.4) * fine
+    return field3(rng, shape, (SPACING,) * 3, wavelength)
 
 
 def _swell(points: list[Field], centre: tuple[float, ...], width: float, strength: float) -> None:
@@ -181,14 +186,10 @@ class Scanner:
     @classmethod
     def draw(cls, seed: int, name: str) -> "Scanner":
         """The scanner `name` of the cohort `seed`."""
-        rng = _generator(seed, f"scanner {name}")
+        rng = generator(seed, f"scanner {name}")
         ranges = {"grey": (0.67, 0.75), "white": (0.56, 0.61), "water": (0.08, 0.16)}
         ranges |= {"fat": (0.65, 1.15), "noise": (0.012, 0.026), "bias": (0.05, 0.09)}
         return cls(**{key: float(rng.uniform(*span)) for key, span in ranges.items()})
-
-
-def _generator(seed: int, name: str) -> np.random.Generator:
-    return np.random.default_rng(int.from_bytes(hashlib.sha256(records.canonical([seed, name]).encode()).digest()[:16]))
 
 
 def _shell(rng: np.random.Generator, scanner: Scanner, depth: Field, below: Field) -> Field:
@@ -211,6 +212,11 @@ def _shell(rng: np.random.Generator, scanner: Scanner, depth: Field, below: Fiel
     return np.where(soft & (below < 0.93), np.maximum(texture, shell), np.where(soft, np.maximum(shell, 0.5), shell))
 
 
+def make(seed: int, member: Member) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The volumes of a head by what they are, `flair`, `lesion`, `brain`, and their affine (about half a second)."""
+    return synthesise(shared(), seed, member.subject, member.scanner, member.kind)._asdict(), affine()
+
+
 class Volumes(NamedTuple):
     """A finished head, SHAPE in RAS order on the grid of `affine`. flair: int16. lesion, brain: uint8, 0 or 1.
 
@@ -222,7 +228,7 @@ class Volumes(NamedTuple):
     brain: np.ndarray
 
 
-def synthesise(atlas: embedded_atlas.Atlas, seed: int, subject: str, scanner: str, kind: str) -> Volumes:
+def synthesise(atlas: Atlas, seed: int, subject: str, scanner: str, kind: str) -> Volumes:
     """One head.
 
     kind: "normal" or one of KINDS. Everything is drawn from generators seeded by (seed, subject) and (seed, scanner)
@@ -231,14 +237,12 @@ def synthesise(atlas: embedded_atlas.Atlas, seed: int, subject: str, scanner: st
     """
     from scipy import ndimage
 
-    rng, protocol = _generator(seed, subject), Scanner.draw(seed, scanner)
-    chance = _generator(seed, f"{subject} lesion")  # of its own, so that the same head exists with and without lesion
+    rng, protocol = generator(seed, subject), Scanner.draw(seed, scanner)
+    chance = generator(seed, f"{subject} lesion")  # of its own, so that the same head exists with and without lesion
     points, mni = _scan(rng)
     for axis in mni:
         axis += 3.0 * _field(rng, SHAPE, 70.0)
-    skull = (
-        np.stack([axis - at for axis, at in zip(mni, embedded_atlas.ORIGIN, strict=True)]) / 2
-    )  # smoother than the brain
+    skull = np.stack([axis - at for axis, at in zip(mni, ORIGIN, strict=True)]) / 2  # smoother than the brain
     for axis in mni:
         axis += 1.1 * _field(rng, SHAPE, 16.0)
     _swell(mni, _VENTRICLES, 32.0, rng.uniform(-0.15, 0.3))
@@ -253,7 +257,7 @@ def synthesise(atlas: embedded_atlas.Atlas, seed: int, subject: str, scanner: st
 
     depth = ndimage.map_coordinates(atlas.depth, skull, order=1, mode="nearest")
     near = depth < 8  # mm: beyond it no tissue is left, and most of the volume need not be looked up
-    places = np.stack([axis[near] - at for axis, at in zip(mni, embedded_atlas.ORIGIN, strict=True)])
+    places = np.stack([axis[near] - at for axis, at in zip(mni, ORIGIN, strict=True)])
     grey, white, csf, caps = (np.zeros(SHAPE, np.float32) for _ in range(4))
     for values, map_ in ((grey, atlas.grey), (white, atlas.white), (csf, atlas.csf), (caps, atlas.caps)):
         values[near] = ndimage.map_coordinates(map_, places, order=1, mode="nearest")

@@ -1,0 +1,120 @@
+"""The table of images that a user gives with a folder: read, and every fault named by its line."""
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from anomed.domains import folder_layout, volumes_layout
+from anomed.errors import AnomedError
+
+COLUMNS = ("image", "split", "label", "subject", "mask", "boxes", "pathology")
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line. split, label: None where the table has no such column. faulty_boxes: what is wrong with them, or ""."""
+
+    place: str
+    image: str
+    split: str | None
+    label: int | None
+    subject: str
+    mask: str
+    boxes: tuple[Box, ...]
+    faulty_boxes: str
+    pathology: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows in their order, and the columns that there are."""
+
+    rows: list[Row]
+    columns: frozenset[str]
+
+
+def read(data: bytes, name: str) -> Table:
+    """A CSV in UTF-8 with the column `image` and any other of `COLUMNS`; further columns are passed over.
+
+    By the csv module: unlike pandas it knows the line of a row, and a row of too few or too many cells is seen. Raises
+    AnomedError naming the table, the line and the fault.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise AnomedError(f"{name}, line {line}: not UTF-8; save the table as CSV in UTF-8") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = []
+    try:
+        header = next(reader, [])
+        _check_header(header)
+        for cells in reader:
+            if any(cells):  # spreadsheets write empty lines below the last
+                rows.append(_row(header, cells, f"{name}, line {reader.line_num}"))
+    except csv.Error as error:
+        raise AnomedError(f"{name}, line {reader.line_num}: not CSV ({error}); save the table again") from None
+    except AnomedError as error:
+        raise AnomedError(f"{name}, line {reader.line_num}: {error}") from None
+    if not rows:
+        raise AnomedError(f"{name}, line 2: found no image, expected one line for each")
+    return Table(rows, frozenset(header))
+
+
+def _check_header(header: list[str]) -> None:
+    for column in header:
+        plain = column.strip().lower()
+        if plain in COLUMNS and (column != plain or header.count(column) > 1):
+            raise AnomedError(f"found columns {header}, expected {plain!r} once, without capitals and spaces")
+    if "image" not in header:
+        raise AnomedError(f"found columns {header}, expected `image` among them, separated by commas")
+
+
+def _row(header: list[str], cells: list[str], place: str) -> Row:
+    if len(cells) != len(header):
+        raise AnomedError(f"found {len(cells)} cells, expected {len(header)} as in the first line")
+    row = dict(zip(header, cells, strict=True))
+    split, label = row.get("split"), row.get("label")
+    if split is not None and split.lower() not in folder_layout.SPLITS:
+        raise AnomedError(f"found split {split!r}, expected one of {', '.join(folder_layout.SPLITS)}")
+    if label is not None and label.lower() not in folder_layout.LABELS:
+        raise AnomedError(f"found label {label!r}, expected one of {', '.join(folder_layout.LABELS)}")
+    for column in ("image", "mask"):
+        path = row.get(column, "")
+        if (path or column == "image") and (fault := volumes_layout.path_fault(path)):
+            raise AnomedError(f"{column} {path!r} {fault}; expected a path relative to `root`, with slashes")
+    boxes, fault = _boxes(row.get("boxes", ""))
+    return Row(
+        place=place,
+        image=row["image"],
+        split=None if split is None else folder_layout.SPLITS[split.lower()],
+        label=None if label is None else folder_layout.LABELS[label.lower()],
+        subject=row.get("subject", ""),
+        mask=row.get("mask", ""),
+        boxes=boxes,
+        faulty_boxes=fault,
+        pathology=row.get("pathology", ""),
+    )
+
+
+def _boxes(text: str) -> tuple[tuple[Box, ...], str]:
+    """Boxes of a cell, and what is wrong with it. Whether they lie in the image is seen when that is read."""
+    if not text.strip():
+        return (), ""
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return (), f"{text!r}, which is no JSON"
+    if not isinstance(found, list):
+        return (), f"{text!r}, which is no list"
+    for box in found:
+        numbers = isinstance(box, list) and len(box) == 4 and all(type(part) in (int, float) for part in box)
+        if not numbers or not all(math.isfinite(part) for part in box):
+            return (), f"{json.dumps(box)}, which is not four finite numbers"
+        if box[0] >= box[2] or box[1] >= box[3]:
+            return (), f"{json.dumps(box)}, which is empty or inverted"
+    return tuple((box[0], box[1], box[2], box[3]) for box in found), ""

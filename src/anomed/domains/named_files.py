@@ -1,0 +1,57 @@
+"""Volumes whose file names alone say whose they are and what they show: found at any depth below `root`, each once."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from anomed import archive
+from anomed.archive import Entry
+from anomed.errors import AnomedError
+from anomed.manifest import CaseProblem
+from anomed.settings import nearest
+
+Found = dict[str, dict[str, list[str]]]  # subject -> kind of file -> paths relative to root, sorted
+
+
+def entries(root: Path | None, where: str) -> dict[str, Entry]:
+    """Every file below a folder, by its path. Raises AnomedError when `root` is no folder."""
+    if root is None:
+        raise AnomedError(f"{where}.root: missing; expected the folder of the volumes")
+    if not root.exists():
+        raise AnomedError(f"{root}: not found; {where}.root must name the folder of the volumes")
+    tree = archive.view(root)
+    if not isinstance(tree, archive.Folder):
+        raise AnomedError(f"{root}: a zip; volumes are read in place: unpack it and set `root` to the folder")
+    return {entry.name: entry for entry in tree.files()}
+
+
+def find(paths: Iterable[str], named: Callable[[str], tuple[str, str] | None]) -> Found:
+    """The files that have a subject and a kind. named: gives them for a path, None for a file that is passed over."""
+    found: Found = {}
+    for path in sorted(paths):
+        if (name := named(path)) is not None:
+            subject, kind = name
+            found.setdefault(subject, {}).setdefault(kind, []).append(path)
+    return dict(sorted(found.items()))
+
+
+def without(found: Found, exclude: Mapping[str, str], where: str) -> Found:
+    """All but the excluded subjects. Raises AnomedError when an excluded one is not there."""
+    for name in exclude:
+        if name not in found:
+            raise AnomedError(f"{where}.exclude: no subject {name!r}{nearest(name, found)}")
+    return {name: files for name, files in found.items() if name not in exclude}
+
+
+def faults(subject: str, files: Mapping[str, list[str]], expected: Mapping[str, str]) -> Iterator[CaseProblem]:
+    """What keeps a subject from being used: a file that is not there, or there twice.
+
+    expected: the name of the file by kind (image, lesion, organ), without ending.
+    """
+    for kind, name in expected.items():
+        paths = files.get(kind, [])
+        if not paths:
+            hint = "add it, or exclude the subject with the reason"
+            yield CaseProblem(subject, f"missing_{kind}", "no such file", f"{name}.nii or .nii.gz", hint)
+        elif len(paths) > 1:
+            hint = "keep one of them below `root`"
+            yield CaseProblem(subject, f"duplicate_{kind}", " and ".join(paths), f"one file {name}", hint)
