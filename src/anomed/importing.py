@@ -90,9 +90,7 @@ def _read_scores(path: Path, wanted: list[str], every: set[str]) -> dict[str, fl
                 name, text = row
                 if name not in expected:
                     hint = "a train image" if name in every else "no image of the domain"
-                    raise AnomedError(
-                        f"{where}: {name!r} is {hint}; expected valid and test images of the manifest"
-                    )
+                    raise AnomedError(f"{where}: {name!r} is {hint}; expected valid and test images of the manifest")
                 if name in found:
                     raise AnomedError(f"{where}: {name!r} stands there a second time; expected every image once")
                 found[name] = _number(text, where, name)

@@ -239,8 +239,16 @@ class Plan:
             for domain in self.domains
         }
         marks = {system: mark for system in self.systems if (mark := self._mark(system))}
-        plan = {"domains": self.domains, "systems": self.systems, "marks": marks, "runs": runs}
+        notes = {domain: note for domain in self.domains if (note := self._note(domain))}
+        plan = {"domains": self.domains, "systems": self.systems, "marks": marks, "notes": notes, "runs": runs}
         return json.dumps(plan)  # unsorted: order is the table's order
+
+    def _note(self, domain: str) -> str:
+        """What readers of the table must know of a domain's models; empty where they are its own, of all images."""
+        source = self.trained_on(domain)
+        limit = self.params.domains[source].train_limit
+        few = "" if limit is None else f"fitted on {limit} train subject{'s'[: limit > 1]}, drawn anew by each seed"
+        return ", ".join(filter(None, [f"those of {source}" if source != domain else "", few]))
 
     def _mark(self, system: str) -> str:
         """What readers of the table must know of a row; empty for a system that was run here."""

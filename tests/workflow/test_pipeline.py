@@ -215,7 +215,7 @@ def test_results_without_provenance_are_refused(copy: Project) -> None:
         ),
         (
             lambda p: p["run"]["systems"].append("patchcor"),
-            "run.systems: 'patchcor' has no block under `methods:`; did you mean 'patchcore'?",
+            "run.systems: 'patchcor' has no block under `methods:` or `imported:`; did you mean 'patchcore'?",
         ),
         (
             lambda p: p["domains"].update(brain_mri={"source": "bmad", "root": "nowhere/bmad"}),

@@ -160,7 +160,7 @@ def page(
         meanings=MEANINGS,
         far=far,
         odd=[(at + 1, row["subject"], far[at]) for at, row in enumerate(rows) if far[at]],
-        colours={"the brain found": FOUND, "the template's brain": TEMPLATE, "lesions": LESION},
+        colours={"the brain or organ found": FOUND, "the template's brain": TEMPLATE, "lesions": LESION},
         limit=LIMIT,
         cohort=COHORT,
     )

@@ -76,7 +76,7 @@ class Block:
     seeds: of each system, in plan order. metrics: facts of each metric. bootstrap: how replicates were drawn. counted:
     what the values were counted on, one text unless systems differ. cells: by (system, metric). against_best: per
     metric the Holm-corrected p value of each system against the best one, None where no test was possible. marks: what
-    readers must know of a system, where there is something.
+    readers must know of a system, where there is something; models: and of the domain's models.
     """
 
     domain: str
@@ -88,6 +88,7 @@ class Block:
     cells: dict[tuple[str, str], Cell]
     against_best: dict[str, dict[str, float | None]]
     marks: dict[str, str]
+    models: str
 
     def name(self, system: str) -> str:
         """The system as a row is headed: with a dagger where a sentence under the table tells more."""
@@ -143,7 +144,7 @@ class Block:
 
     def below(self) -> list[str]:
         """The sentences under the table, without their stops: metrics left out, intervals, what was counted."""
-        found = self.omitted()
+        found = [*self.omitted(), *([f"Models: {self.models}"] if self.models else [])]
         if self.columns():
             found.append(f"Intervals: {resampling(self.bootstrap)}")
             found += [f"{DAGGER} {system}: {mark}" for system, mark in self.marks.items()]
@@ -166,11 +167,13 @@ class Pair(Settings):
 
 class Planned(Settings):
     """What `--plan` holds (plan.py makes it): domains and systems in the order of `run:`; by domain and system what
-    runs; and what readers must know of a system, where there is something."""
+    runs; and what readers must know of a system (marks) or of the models of a domain (notes), where there is something.
+    """
 
     domains: list[str] = Field(min_length=1)
     systems: list[str] = Field(min_length=1)
     marks: dict[str, str]
+    notes: dict[str, str]
     runs: dict[str, dict[str, Pair]]
 
     @model_validator(mode="after")
@@ -215,7 +218,18 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]], statistics: 
         found = statistics["domains"][domain]["metrics"][metric]
         first = next(row for group in systems.values() for row in group if row["seed"] is not None)
         seeds = {system: pair["seeds"] for system, pair in plan["runs"][domain].items()}
-        new = Block(domain, first["level"], seeds, {}, first["bootstrap"], [], {}, {}, plan["marks"])
+        new = Block(
+            domain,
+            first["level"],
+            seeds,
+            {},
+            first["bootstrap"],
+            [],
+            {},
+            {},
+            plan["marks"],
+            plan["notes"].get(domain, ""),
+        )
         block = blocks.setdefault((domain, first["level"]), new)
         block.metrics[metric] = {key: first[key] for key in FACTS}
         block.against_best[metric] = found["against_best"]
