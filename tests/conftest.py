@@ -2,7 +2,10 @@
 
 import locale
 import os
+import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import ROOT
@@ -28,6 +31,33 @@ def real_data() -> Path:
     if not (path / "layout.py").exists():
         pytest.skip(f"no real images at {path}; set ANOMED_REAL_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def lay_out(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """lay_out(*sets, quirks=False): the folder with `bmad/` and `nova/` in which the real images of these sets lie as in
+    the releases. Each is made once a session, so tests only read it, or put back what they take."""
+    from PIL import Image
+
+    layout: dict[str, Any] = runpy.run_path(str(real_data / "layout.py"))
+
+    def save(path: Path, array: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(array).save(path, compress_level=1)  # the same pixels, in a third of the time
+
+    layout["Writer"]._save = staticmethod(save)
+    roots = [tmp_path_factory.mktemp(name) for name in ("plain", "quirks")]
+    made: set[tuple[str, bool]] = set()
+
+    def lay(*sets: str, quirks: bool = False) -> Path:
+        root = roots[quirks]
+        for name in {*sets} - {name for name, kind in made if kind == quirks}:
+            arguments = (root / "nova",) if name == "nova" else (root / "bmad", quirks)
+            layout[name](*arguments)
+            made.add((name, quirks))
+        return root
+
+    return lay
 
 
 @pytest.fixture(autouse=True)

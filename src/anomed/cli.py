@@ -53,10 +53,11 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
-    from anomed.importing import IMPORTED, bring
+    from anomed.importing import IMPORTED, Given, bring
 
     data = args.data or Path("data/prepared") / args.domain
-    out = bring(args.system, args.domain, args.seed, args.scores, args.maps, args.origin, data, IMPORTED)
+    given = Given(args.scores, args.maps, args.answers)
+    out = bring(args.system, args.domain, args.seed, given, args.origin, data, IMPORTED)
     row = f"a block `imported: {{{args.system}: }}`, and {args.system!r} in run.systems"
     print(f"{out}\nFor its row in the table, in params.yaml: {row}")
 
@@ -243,9 +244,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--domain", type=_key, required=True, help="its key in params.yaml")
     sub.add_argument("--seed", type=_seed, required=True, metavar="K", help="of the run; 0 where nothing is random")
     text = "columns image_id and score, every valid and test image"
-    sub.add_argument("--scores", type=Path, required=True, metavar="CSV", help=text)
+    sub.add_argument("--scores", type=Path, metavar="CSV", help=text)
     text = "<image_id>.npy for each of them, float32 h x w, one shape; leave it out if the method does not localise"
     sub.add_argument("--maps", type=Path, metavar="DIR", help=text)
+    text = "in place of both: boxes, captions and diagnoses of a vision-language model, one JSON object a line"
+    sub.add_argument("--answers", type=Path, metavar="JSONL", help=text)
     text = "where they come from: program, version, who ran it"
     sub.add_argument("--origin", required=True, metavar="TEXT", help=text)
     folder(sub, "--data", "prepared domain (default: data/prepared/<domain>)", default=None)

@@ -56,6 +56,8 @@ def doctor(config: Path) -> int:
         return faults
     section("data", [_domain(plan, name) for name in plan.domains])
     section("weights", _weights(plan) or [("ok", "none", "nothing listed needs any")])
+    if rows := [_imported(plan, name) for name in plan.systems if name in plan.params.imported]:
+        section("imported", rows)
     return faults
 
 
@@ -107,12 +109,12 @@ def without_root(plan: Plan, name: str) -> str:
     """That a domain's root does not exist, and how its data can be had."""
     block = plan.params.domains[name]
     text = f"{block.root} does not exist: put the data there or change domains.{name}.root"
-    card = cards.load(name, CARDS)
+    card = cards.load(plan.set(name), CARDS)
     entry = card.sources.get(block.source) if card else None
     if entry:
         text += f". {entry.obtain}"
-        if entry.downloads:
-            text += f" Or run `anomed fetch {name}`"
+        if entry.downloads and "anomed fetch" not in text:
+            text += f" Or run `anomed fetch {plan.set(name)}`"
     return text
 
 
@@ -121,6 +123,17 @@ def _wanted(plan: Plan, name: str) -> str:
         return plan.prepare_params(name)
     except AnomedError as error:
         return str(error)
+
+
+def _imported(plan: Plan, system: str) -> tuple[str, str, str]:
+    """Of which domains and seeds predictions of a system were brought."""
+    try:
+        seeds = {domain: plan.seeds(domain, system) for domain in plan.domains}
+    except AnomedError as error:
+        return "missing", system, str(error)
+    parts = (f"{name}: seed {', '.join(map(str, found)) or 'none'}" for name, found in seeds.items())
+    hint = "" if any(seeds.values()) else "; bring some with `anomed import`"
+    return "missing" if hint else "ok", system, "; ".join(parts) + hint
 
 
 def _weights(plan: Plan) -> list[tuple[str, str, str]]:

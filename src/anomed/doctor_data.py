@@ -51,7 +51,7 @@ def doctor_data(config: Path) -> int:
 def examine(plan: Plan, name: str) -> Iterator[Finding]:
     """Everything that can be said of one domain."""
     block = plan.params.domains[name]
-    card = cards.load(name, CARDS)
+    card = cards.load(plan.set(name), CARDS)
     entry = card.sources.get(block.source) if card else None
     root = plan.root(name)
     if root and not os.path.exists(root):  # noqa: PTH110  never raises
@@ -70,6 +70,7 @@ def examine(plan: Plan, name: str) -> Iterator[Finding]:
         return
     counts = _count(offered)
     yield from _compared(counts, source, entry)
+    yield from _uneven(offered)
     yield from _problems(source, known)
     if source.ignored:
         yield Finding("note", f"{source.ignored} files are not used (stray, or not needed by this source)")
@@ -106,6 +107,14 @@ def _compared(counts: Counts, source: Source, entry: cards.Entry | None) -> Iter
                 yield from _difference(f"{split} {name}", have, expected)
     if entry and entry.total is not None:
         yield from _difference(f"all {unit}", sum(sum(found.values()) for found in counts.values()), entry.total)
+
+
+def _uneven(offered: Sequence[Case | Scan]) -> Iterator[Finding]:
+    """A pathology that one of valid and test lacks: perhaps a folder of it was not copied."""
+    kinds = {split: {one.pathology for one in offered if one.split == split} - {""} for split in ("valid", "test")}
+    for split, other in (("valid", "test"), ("test", "valid")):
+        if kinds[split] and (lacking := sorted(kinds[other] - kinds[split])):
+            yield Finding("note", f"{split}: nothing of {', '.join(lacking)}, which {other} has")
 
 
 def _difference(what: str, found: int, expected: int) -> Iterator[Finding]:

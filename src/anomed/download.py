@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import functools
 import http.client
 import math
 import os
@@ -130,7 +129,7 @@ class Part:
                 print(f"{self.path}: not known to be of {self.item.url}: from the beginning")
             self.clear()
         have = self.size
-        if have and have == known["total"]:
+        if have and have == self._whole(known["total"]):
             return
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -138,6 +137,8 @@ class Part:
                 headers["If-Range"] = known["tag"]
         with self._reply(headers) as reply:
             about = _about(reply)
+            if not have and reply.status == 206 and _start(reply) != 0:
+                raise _Again("the server gave a part that was not asked for")
             if have and (reply.status != 206 or _start(reply) != have or about != known):
                 print(
                     f"{self.item.target.name}: the server has another file or gives no parts of it: from the beginning"
@@ -147,9 +148,14 @@ class Part:
                     raise _Again("the file on the server changed")
             self._check_size(about["total"])
             records.write_json(self.notes, {"url": self.item.url, **about})
-            self._copy(reply, about["total"])
-        if about["total"] is not None and self.size != about["total"]:
-            raise _Again(f"the connection ended after {_amount(self.size)} of {_amount(about['total'])}")
+            whole = self._whole(about["total"])
+            self._copy(reply, whole)
+        if whole is not None and self.size != whole:
+            raise _Again(f"the connection ended after {_amount(self.size)} of {_amount(whole)}")
+
+    def _whole(self, total: int | None) -> int | None:
+        """Bytes of the whole file: what the server says, or where it does not, what was published."""
+        return self.item.bytes if total is None else total
 
     def _reply(self, headers: dict[str, str]) -> Any:
         """The server's reply. Raises AnomedError where another attempt is no use, else _Again."""
@@ -196,8 +202,10 @@ class Part:
 
     def _copy(self, reply: Any, total: int | None) -> None:
         steps = None if total is None else math.ceil((total - self.size) / BLOCK)
-        blocks = iter(functools.partial(_read, reply), b"")
-        for block in console.track(blocks, self.item.target.name, total=steps):
+        for block in console.track(_blocks(reply), self.item.target.name, total=steps):
+            if total is not None and self.size + len(block) > total:
+                self.clear()
+                raise AnomedError(f"{self.item.url}: found more than {total:,} bytes; not the published file")
             try:
                 _append(self.file, block)
             except OSError as error:
@@ -223,7 +231,7 @@ def _about(reply: Any) -> dict[str, Any]:
     """{"tag": what changes with the file, "total": its bytes}, None where the reply does not say."""
     whole = reply.headers.get("Content-Range", "").rpartition("/")[2] or reply.headers.get("Content-Length", "")
     tag = reply.headers.get("ETag") or reply.headers.get("Last-Modified")
-    return {"tag": tag, "total": int(whole) if whole.isdecimal() else None}
+    return {"tag": tag, "total": int(whole) if whole.isdecimal() and len(whole) < 19 else None}
 
 
 def _start(reply: Any) -> int | None:
@@ -232,11 +240,24 @@ def _start(reply: Any) -> int | None:
     return int(first) if first.isdecimal() else None
 
 
-def _read(reply: Any) -> bytes:
-    try:
-        return bytes(reply.read(BLOCK))
-    except (OSError, http.client.HTTPException) as error:
-        raise _Again(f"the connection failed ({_named(error)})") from None
+def _blocks(reply: Any) -> Iterator[bytes]:
+    """What comes, in blocks; also what came before the connection failed, so that every attempt leaves a gain."""
+    while True:
+        block, failure = b"", None
+        while len(block) < BLOCK and failure is None:
+            try:
+                part = reply.read1(BLOCK - len(block))
+            except (OSError, http.client.HTTPException) as error:
+                part, failure = b"", error
+            if not part:
+                break
+            block += part
+        if block:
+            yield block
+        if failure is not None:
+            raise _Again(f"the connection failed ({_named(failure)})")
+        if len(block) < BLOCK:
+            return
 
 
 def _append(file: IO[bytes], block: bytes) -> None:

@@ -54,9 +54,10 @@ class Evaluation:
 def evaluate(table: pd.DataFrame, counter: Counter | None, options: Options, repeats: int) -> Evaluation:
     """Metrics of one run.
 
-    table: the valid and test rows of a manifest with columns score, map_row, and area, the number of lesion pixels
-    (missing: pixel truth unknown). counter: counts pixels; None: no pixel metric is computed. options: of metrics.
-    repeats: number of replicates. Parts by subject are there where one has several abnormal images.
+    table: the valid and test rows of a manifest with columns score (missing in all: the system gives none), map_row,
+    and area, the number of lesion pixels (missing: pixel truth unknown). counter: counts pixels; None: no pixel metric
+    is computed. options: of metrics. repeats: number of replicates. Parts by subject are there where one has several
+    abnormal images.
     """
     valid, test = table[table.split == "valid"], _classed(table[table.split == "test"])
     clusters = test.groupby(["subject_id", "label"], sort=True)
@@ -67,7 +68,13 @@ def evaluate(table: pd.DataFrame, counter: Counter | None, options: Options, rep
     parts = {key: Part(int((test.label[rows] == 1).sum())) for key, rows in members.items()}
     found = Evaluation(parts, {}, {}, unit, len(subjects))
 
-    levels: dict[Level, ImageGroups | PixelGroups] = {"image": _images(found, valid, test, members, options)}
+    levels: dict[Level, ImageGroups | PixelGroups] = {}
+    if table.score.notna().all():
+        levels["image"] = _images(found, valid, test, members, options)
+    else:
+        for part in parts.values():
+            part.values |= dict.fromkeys(metric.name for metric in metrics("image"))
+            part.reasons |= dict.fromkeys(part.values, "the system gives no image scores")
     if counter is not None:
         levels |= _pixels(found, valid, test, counter, options)
     for level, groups in levels.items():

@@ -104,16 +104,29 @@ def _decoded(data: bytes, name: str, kind: str) -> np.ndarray:
                 raise ImageProblem(
                     name, "several_images", f"{frames} images", expected, "write each as a file of its own"
                 )
+            bits = _bits(image, data, kind)  # of 16 Pillow takes the upper 8, and stretches fewer than 8
             signed = kind == "TIFF" and {*getattr(image, "tag_v2", {}).get(339, ())} - {1, 4}  # 1: unsigned, 4: untyped
-            if image.mode not in ("L", "RGB", "RGBA") or signed:
-                found = f"signed or real numbers, mode {image.mode}" if signed else f"mode {image.mode}"
-                code = "bit_depth" if signed else _MODES.get(image.mode, "bit_depth")
+            if image.mode not in ("L", "RGB", "RGBA") or signed or bits != 8:
+                mode = f"mode {image.mode}" + f" of {bits} bit" * (bits != 8)
+                found = f"signed or real numbers, {mode}" if signed else mode
+                code = "bit_depth" if signed or bits != 8 else _MODES.get(image.mode, "bit_depth")
                 hint = "map it to 8 bit with a window you choose and state" if code == "bit_depth" else _resave("RGB")
                 raise ImageProblem(name, code, found, expected, hint)
             _check_upright(image, name)
             return np.array(image)
-    except (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError) as error:
-        raise ImageProblem(name, "damaged_image", f"pixels that do not decode ({error})", expected, _AGAIN) from None
+    except (OSError, SyntaxError, ValueError, TypeError, struct.error, Image.DecompressionBombError) as error:
+        reason = re.sub(r" <.*>", "", str(error))  # an address, other in every run
+        raise ImageProblem(name, "damaged_image", f"pixels that do not decode ({reason})", expected, _AGAIN) from None
+
+
+def _bits(image: Image.Image, data: bytes, kind: str) -> int:
+    """Bits of a channel as a TIFF or BMP stores it, the most where channels differ; 8 for a palette."""
+    if kind == "TIFF":
+        return max({*getattr(image, "tag_v2", {}).get(258, (1,))} - {8}, default=8)
+    if kind == "BMP" and image.mode != "P":
+        pixel = struct.unpack_from("<H", data, 24 if data[14] == 12 else 28)[0]  # 12: the header of OS/2
+        return 8 if pixel in (8, 24, 32) else int(pixel)
+    return 8
 
 
 def _check_upright(image: Image.Image, name: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from anomed import plugins
 from anomed.detect import Detector
@@ -98,6 +98,12 @@ class Top(Settings):
     imported: dict[Name, Imported | None] = Field(default_factory=dict)
     preprocess: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     metrics: Metrics = Field(default_factory=Metrics)
+
+    @field_validator("domains", "methods", "imported", "preprocess", "metrics", mode="before")
+    @classmethod
+    def _nothing_is_empty(cls, block: Any) -> Any:
+        """A key of which every line is commented out."""
+        return {} if block is None else block
 
 
 class Params:

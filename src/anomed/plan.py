@@ -53,7 +53,8 @@ class Plan:
         for domain in self.domains:
             self.prepare_params(domain)  # of a domain of volumes: the files of its chain as well
             block = self.params.domains[domain]
-            cards.described(domain, block.source, block.release == "official", CARDS)
+            cards.described(self.set(domain), block.source, block.release == "official", CARDS)
+            self._check_colour(domain)
             if domain in self.volumetric and os.path.exists(self.root(domain) or "."):  # noqa: PTH110
                 self._check_scans(domain)
         for kind in ("domain", "system"):
@@ -84,9 +85,12 @@ class Plan:
         """Why a system does not run on a domain; empty when it does."""
         if system in self.params.imported:
             return "" if self._brought(domain, system) else "not imported"
-        if self.params.domains[domain].train_domain is None and not self.source(domain).trains:
-            return "not applicable: no train images, and domains." + domain + ".train_domain is not set"
-        return ""
+        trained_on = self.trained_on(domain)
+        if self.source(trained_on).trains:
+            return ""
+        if trained_on != domain:
+            return f"not applicable: domains.{domain}.train_domain is {trained_on}, which has no train images either"
+        return f"not applicable: no train images, and domains.{domain}.train_domain is not set"
 
     def trained_on(self, domain: str) -> str:
         """The domain whose models are used."""
@@ -109,8 +113,7 @@ class Plan:
 
     def terms(self) -> str:
         """What users of restricted data must know, as lines to print before anything is done; empty without any."""
-        blocks = {name: self.params.domain_blocks[name] for name in self.domains}
-        texts = (cards.terms(block.get("set") or name, block["source"], CARDS) for name, block in blocks.items())
+        texts = (cards.terms(self.set(name), self.params.domains[name].source, CARDS) for name in self.domains)
         return "".join(dict.fromkeys(texts))
 
     @cache  # noqa: B019
@@ -125,6 +128,10 @@ class Plan:
         options = {k: v for k, v in self.params.domain_blocks[domain].items() if k in cls.Options.model_fields}
         root = self.root(domain)
         return cls(domain, cls.Options(**options), Path(root) if root else None, WORK)
+
+    def set(self, domain: str) -> str:
+        """The name of the domain's card: that of the set that its source reads, where that is not the domain's key."""
+        return str(self.params.domain_blocks[domain].get("set") or domain)
 
     def root(self, domain: str) -> str:
         """Where the domain's raw data lie, `~` expanded; empty when its source needs none."""
@@ -160,6 +167,13 @@ class Plan:
         if domain in self.volumetric:
             block["files"] = {name: records.digest_file(path) for name, path in self.chain_files(domain).items()}
         return block
+
+    def _check_colour(self, domain: str) -> None:
+        """A model takes grey images or colour images, not both. Raises AnomedError before one is fitted in vain."""
+        other, kinds = self.trained_on(domain), {False: "grey", True: "colour"}
+        if self.source(domain).colour != self.source(other).colour:
+            found = ", ".join(f"{name} has {kinds[self.source(name).colour]} images" for name in (other, domain))
+            raise AnomedError(f"domains.{domain}.train_domain: a model needs images of one kind: {found}; name another")
 
     def _check_scans(self, domain: str) -> None:
         """Raises AnomedError for what would stop a domain only after all of its volumes were processed."""
@@ -204,6 +218,7 @@ class Plan:
     def _fit(self, domain: str, system: str) -> dict[str, Any]:
         """What decides the predictions of a system on a domain, beside the images and the seed."""
         if system in self.params.imported:
+            # Of every seed: a clone, which has the runs alone, sees by it which of them belong together.
             brought = {str(seed): origin.digest for seed, origin in self._brought(domain, system).items()}
             return {"method": {"implementation": "imported", "predictions": brought}, "files": {}}
         limit = self.params.domains[self.trained_on(domain)].train_limit
@@ -296,7 +311,7 @@ class Plan:
 
     def card(self, domain: str) -> str:
         """What the domain's card says that its prepared images carry or are held against; empty when it has none."""
-        card, entry = cards.described(domain, self.params.domains[domain].source, False, CARDS)
+        card, entry = cards.described(self.set(domain), self.params.domains[domain].source, False, CARDS)
         kept = entry.model_dump(include={"licence", "counts", "known_problems"}) if entry else {}
         return records.canonical({"title": card.title, **kept}) if card else ""
 

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,13 @@ def write(
         return {"count": spool.count, "height": height, "width": width, "codec": codec.to_dict(), "valid": valid}
 
 
+def write_scoreless(folder: Path, prepared: Prepared) -> dict[str, Any]:
+    """Write the `scores.csv` of a system that gives neither scores nor maps; returns the card's key "maps"."""
+    table = prepared.evaluated()
+    _write_scores(folder / "scores.csv", table, [None] * len(table), np.zeros(len(table), bool))
+    return {"count": 0, "reason": "the system gives answers and no maps"}
+
+
 def _checked(
     batches: Iterable[tuple[np.ndarray, np.ndarray | None]], ids: list[str], expect_maps: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -115,13 +122,13 @@ def _kind(array: np.ndarray) -> str:
     return f"of type {array.dtype} and shape {array.shape}"
 
 
-def _write_scores(path: Path, table: pd.DataFrame, scores: list[float], keep: np.ndarray) -> None:
+def _write_scores(path: Path, table: pd.DataFrame, scores: Sequence[float | None], keep: np.ndarray) -> None:
     rows = np.cumsum(keep) - 1
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for image_id, score, kept, row in zip(table.image_id, scores, keep, rows, strict=True):
-            writer.writerow([image_id, repr(score), row if kept else ""])
+            writer.writerow([image_id, "" if score is None else repr(score), row if kept else ""])
 
 
 class _Spool:
@@ -209,8 +216,8 @@ def _loss(prepared: Prepared, table: pd.DataFrame, spool: _Spool, rows: np.ndarr
 class Predictions:
     """Read view of a run's folder. Raises AnomedError naming the file that is missing or damaged.
 
-    card: the run card. scores: image_id (str), score (float64), map_row (Int64, missing = no map). codec: of the maps,
-    or None when there are none.
+    card: the run card. scores: image_id (str), score (float64; missing everywhere: the system gives none), map_row
+    (Int64, missing = no map). codec: of the maps, or None when there are none.
     """
 
     def __init__(self, folder: Path):
@@ -258,12 +265,13 @@ def _read_scores(path: Path) -> pd.DataFrame:
             na_values={"map_row": [""]},
         )
         if "score" in table:
-            table["score"] = np.array([float(text) for text in table.score], np.float64)  # every bit
+            given = (table.score != "").any()  # else the system answers questions and gives no scores
+            table["score"] = np.array([float(text) if given else math.nan for text in table.score], np.float64)
     except ValueError as error:  # pandas' parser and decoding errors are among them
         raise AnomedError(f"{path}: unreadable ({error}); run predict again") from None
     if list(table.columns) != COLUMNS:
         raise AnomedError(f"{path}: found columns {list(table.columns)}, expected {COLUMNS}")
-    if not np.isfinite(table.score).all():
+    if (given or table.map_row.notna().any()) and not np.isfinite(table.score).all():
         name = table.image_id[~np.isfinite(table.score)].iloc[0]
         raise AnomedError(f"{path}: the score of {name} is not a finite number; run predict again")
     rows = table.map_row.dropna().tolist()

@@ -52,7 +52,7 @@ def build(
     listed. Raises AnomedError as `prepare` does.
     """
     domain, official = source.domain, block.release == "official"
-    card, entry = cards.described(domain, block.source, official, Path("data/cards"))
+    card, entry = cards.described(parameters.get("set") or domain, block.source, official, Path("data/cards"))
     cases = manifest.ordered(cases)
     if not cases:
         problems.judge(source.problems, {}, listing)

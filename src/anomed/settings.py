@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from anomed.errors import AnomedError
 
+LISTED = 20  # names that a message shows
+
 
 class Settings(BaseModel):
     """Base of all parameters: unknown keys are refused, values are not coerced."""
@@ -15,9 +17,12 @@ class Settings(BaseModel):
 
 
 def nearest(name: str, known: Any) -> str:
-    """What a message adds after a wrong name: the nearest of the known ones, or all of them."""
-    near = difflib.get_close_matches(str(name), [str(key) for key in known], n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(map(str, known))) or 'none'}"
+    """What a message adds after a wrong name: the nearest of the known ones, or all of them, if they are few."""
+    names = sorted(map(str, known))
+    if near := difflib.get_close_matches(str(name), names, n=1):
+        return f"; did you mean {near[0]!r}?"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"; known: {', '.join(names[:LISTED]) or 'none'}{more}"
 
 
 def check(model: type[BaseModel], values: Any, where: str, also: Any = ()) -> Any:

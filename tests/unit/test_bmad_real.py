@@ -1,8 +1,7 @@
 """The bmad source on real images in BMAD's layout, as released and with the faults of the real releases."""
 
 import collections
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +24,10 @@ FOLDERS = {
 
 
 @pytest.fixture(scope="module")
-def laid_out(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def laid_out(lay_out: Callable[..., Path]) -> dict[str, Path]:
     """Both bundles: {"plain": root, "quirks": root}."""
-    roots = {}
-    for name, extra in (("plain", []), ("quirks", ["--quirks"])):
-        out = tmp_path_factory.mktemp(name)
-        command = [sys.executable, str(real_data / "layout.py"), str(out), *extra]
-        subprocess.run(command, check=True, capture_output=True)
-        roots[name] = out / "bmad"
-    return roots
+    sets = ("brain", "liver", "resc", "oct2017", "chest", "histology")
+    return {name: lay_out(*sets, quirks=name == "quirks") / "bmad" for name in ("plain", "quirks")}
 
 
 def read(root: Path, domain: str) -> tuple[Bmad, dict[str, Case]]:

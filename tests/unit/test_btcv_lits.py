@@ -17,7 +17,7 @@ from paths import ROOT
 from anomed import plugins, records, volumes
 from anomed.domains.btcv_lits import BtcvLits
 from anomed.errors import AnomedError
-from anomed.manifest import Prepared
+from anomed.manifest import CaseProblem, Prepared
 from anomed.settings import check
 
 BTCV = [f"BTCV-{number:04d}" for number in (1, 2, 21)]
@@ -94,11 +94,12 @@ def test_both_sets_are_found_by_their_names(root: Path, layout: tuple[str, str, 
     btcv(root, *layout[:2])
     lits(root, *layout[2:])
     put(root, "RawData/Testing/img/img0061.nii.gz", "imagesTs/img0062.nii.gz", "test-volume-0.nii", "._volume-0.nii")
+    put(root, "copy/Testing/img0061.nii.gz")
     found = source(root)
     scans = found.scans()
     assert [scan.subject_id for scan in scans] == sorted(BTCV + LITS)
     assert not found.problems
-    assert found.ignored == 4, "BTCV's test scans have no labels"
+    assert found.ignored == 5, "BTCV's test scans have no labels"
     assert {scan.subject_id: scan.abnormal for scan in scans} == {**dict.fromkeys(BTCV, False), **dict.fromkeys(LITS)}
     assert {scan.split for scan in scans if scan.subject_id in BTCV} == {"train"}
     assert scans[0].source_file == layout[0].format("img0001.nii.gz")
@@ -256,6 +257,19 @@ def test_liver_and_lesion_are_the_labels_that_each_set_gives_them(root: Path) ->
         mask = volumes.read_label(files.lesion, "lesion")
         np.testing.assert_array_equal(mask.data, lesion)
         volumes.check_grid(volumes.read(files.image, "image"), mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "label"),
+    [("LiTS-0", "segmentation-0.nii", 3), ("BTCV-0001", "RawData/Training/label/label0001.nii.gz", 14)],
+)
+def test_labels_of_another_set_are_refused(root: Path, name: str, file: str, label: int) -> None:
+    write_set(root, ["BTCV-0001", "LiTS-0", "LiTS-1"])
+    save(root / file, (LIVER * label).astype(np.uint8), (1, 1))
+    scan = next(scan for scan in source(root).scans() if scan.subject_id == name)
+    for _ in range(2):  # nothing is kept of the first
+        with pytest.raises(CaseProblem, match=f"unknown_label: found label {label}, expected labels from 0 to"):
+            scan.fetch()
 
 
 def test_masks_are_made_again_for_other_labels_only_and_with_equal_bytes(root: Path) -> None:

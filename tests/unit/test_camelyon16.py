@@ -221,6 +221,7 @@ def test_slides_that_are_refused(tmp_path: Path) -> None:
         ("test_good", "test_001,300", "malformed_line", "coords/test_good.txt, line 3"),
         ("test_good", "test_001,-3,200", "malformed_line", "coords/test_good.txt, line 3"),
         ("valid_bad", "slide,x,y", "malformed_line", "coords/valid_bad.txt, line 2"),
+        ("test_good", f"test_001,{'9' * 5000},200", "malformed_line", "coords/test_good.txt, line 3"),
     ],
 )
 def test_lines_that_do_not_fit(tmp_path: Path, stem: str, line: str, code: str, case: str) -> None:
@@ -236,6 +237,11 @@ def test_patches_in_no_list_and_tumours_where_there_are_none(tmp_path: Path) -> 
     faulty = source(write_patches(write_lists(tmp_path / "raw", lists), empty=True))
     assert codes(faulty) == ["patch_not_listed"]
     assert faulty.problems[0].row["case"].endswith("/normal_001_128_192.png")
+
+
+def test_an_empty_list_is_told(tmp_path: Path) -> None:
+    faulty = source(write_patches(write_lists(tmp_path / "raw", {**LISTS, "train_good": []}), empty=True))
+    assert codes(faulty) == ["empty_list", *["patch_not_listed"] * 3]
 
 
 def test_a_slide_in_two_splits_stops_the_domain(tmp_path: Path) -> None:
@@ -299,7 +305,9 @@ def test_without_lists_slides_are_divided(tmp_path: Path) -> None:
     assert {name: case.split for name, case in other.items()} != {name: case.split for name, case in cases.items()}
     (root / "loose_1_2.png").write_bytes(b"")
     (root / "tumor" / "normal_001_9_9.png").write_bytes(b"")
-    assert codes(source(root)) == ["tumour_in_normal_slide", "unrecognised_folder"]
+    (root / "tumor" / "tumor_003_9_9.jpg").write_bytes(b"")
+    (root / "normal" / "Normal_004_9_9.png").write_bytes(b"")  # normal_004 once more: it would stand in two splits
+    assert codes(source(root)) == ["tumour_in_normal_slide", "two_names", "unrecognised_file", "unrecognised_folder"]
 
 
 def test_fingerprint_follows_what_is_used_only(tmp_path: Path) -> None:

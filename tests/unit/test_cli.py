@@ -92,6 +92,11 @@ def test_doctor_names_what_is_missing(
     assert doctor(Path("params.yaml")) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "missing brain_mri raw/[bmad] does not exist: put the data there or change domains.brain_mri.root" in text
+    params = shipped.params()
+    params["imported"], params["run"]["systems"] = {"theirs": None}, ["random", "theirs"]
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    assert doctor(Path("params.yaml")) == 1
+    assert "missing theirs brain_mri: seed none; bring some with" in " ".join(capsys.readouterr().out.split())
     Path("params.yaml").write_text("run: [")
     assert doctor(Path("params.yaml")) == 1
     assert "not valid YAML" in capsys.readouterr().out

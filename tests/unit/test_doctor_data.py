@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -218,14 +217,9 @@ BUILDERS = {"retina_resc": "resc", "histopathology": "histology"}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "quirks"])
-def laid_out(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def laid_out(request: pytest.FixtureRequest, lay_out: Callable[..., Path]) -> Path:
     """Two sets and NOVA, as the releases lie on a disk."""
-    out: Path = tmp_path_factory.mktemp("layout")
-    layout: dict[str, Any] = runpy.run_path(str(real_data / "layout.py"))
-    for name in BUILDERS.values():
-        layout[name](out / "bmad", request.param)
-    layout["nova"](out / "nova")
-    return out
+    return lay_out(*BUILDERS.values(), "nova", quirks=request.param)
 
 
 @contextlib.contextmanager
@@ -233,8 +227,10 @@ def without(path: Path) -> Iterator[str]:
     """Takes a file away for a while; gives its name."""
     kept = path.read_bytes()
     path.unlink()
-    yield path.name
-    path.write_bytes(kept)
+    try:
+        yield path.name
+    finally:
+        path.write_bytes(kept)
 
 
 def test_real_images_in_the_layouts_of_the_releases(laid_out: Path, project: Callable[..., Findings]) -> None:
@@ -267,3 +263,30 @@ def test_a_picture_that_the_source_names_itself_is_named_once(laid_out: Path, pr
     with without(laid_out / "nova/images/case0000_001.png") as name:
         [line] = bad(project(nova=block))
         assert name in line
+
+
+def test_a_pathology_that_one_split_lacks_is_a_note(project: Callable[..., Findings]) -> None:
+    for place in ("train/normal/a", "valid/normal/b", "valid/abnormal/c", "test/normal/d", "test/abnormal/e"):
+        save(Path(f"raw/{place}.png"), np.zeros((8, 8), np.uint8))
+    lines = ["image,split,label,pathology"]
+    for name, kind in (
+        ("train/normal/a", ""),
+        ("valid/normal/b", ""),
+        ("valid/abnormal/c", "DME"),
+        ("test/normal/d", ""),
+    ):
+        split, label, _ = name.split("/")
+        lines.append(f"{name}.png,{split},{label},{kind}")
+    table = Path("raw/t.csv")
+    table.write_text("\n".join([*lines, "test/abnormal/e.png,test,abnormal,CNV"]) + "\n")
+    found = project(clinic={"source": "folder", "root": "raw", "table": "t.csv"})
+    assert ("note", "test: nothing of DME, which valid has") in found
+    assert ("note", "valid: nothing of CNV, which test has") in found
+    table.write_text("\n".join([*lines, "test/abnormal/e.png,test,abnormal,DME"]) + "\n")
+    assert not any(
+        "nothing of" in text for _, text in project(clinic={"source": "folder", "root": "raw", "table": "t.csv"})
+    )
+
+
+def test_a_domain_that_reads_nothing_lacks_nothing(project: Callable[..., Findings]) -> None:
+    assert project(chest_xray={"source": "embedded"}) == [("ok", "nothing is read, so nothing can be missing")]

@@ -1,5 +1,8 @@
 """The embedded source: seven domains, each whole and mixed in every split, made of nothing but seeds and names."""
 
+import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +10,13 @@ import numpy as np
 import pytest
 
 from anomed import plugins, prepare
+from anomed.domains import embedded
 from anomed.domains.embedded import DOMAINS
 from anomed.domains.source import Source
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 from anomed.phantoms import atlas as maps
+from anomed.phantoms import nova
 
 PICTURES = [name for name, phantom in DOMAINS.items() if not phantom.image]
 MIXED = {("train", 0), ("valid", 0), ("valid", 1), ("test", 0), ("test", 1)}
@@ -41,14 +46,31 @@ def test_every_split_has_what_it_needs_and_subjects_of_its_own(
         assert 90 <= len(cohort) <= 110
 
 
+@pytest.fixture(scope="module")
+def prepared_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
+    """Makes a domain of pictures, once; of nova the first four cases, one of each kind of lesion: a head takes a second."""
+    made: dict[str, Prepared] = {}
+    few = dataclasses.replace(DOMAINS["nova"], cohort=lambda subjects: nova.cohort(4))
+
+    def make(domain: str) -> Prepared:
+        if domain not in made:
+            folder = tmp_path_factory.mktemp(domain)
+            block = {"source": "embedded", "size": 64, "release": None, "fingerprint": "", "subjects": 10}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                patch.setitem(embedded.DOMAINS, "nova", few)
+                prepare.prepare(domain, block, None, folder / "work", folder / "out", folder / "problems.csv")
+            assert not (folder / "problems.csv").exists()
+            made[domain] = Prepared(folder / "out")
+        return made[domain]
+
+    return make
+
+
 @pytest.mark.parametrize("domain", PICTURES)
-def test_pictures_become_a_prepared_domain(domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    block = {"source": "embedded", "size": 64, "release": None, "fingerprint": "", "subjects": 10}
-    prepare.prepare(domain, block, None, tmp_path / "work", tmp_path / "out", tmp_path / "problems.csv")
-    prepared = Prepared(tmp_path / "out")
+def test_pictures_become_a_prepared_domain(domain: str, tmp_path: Path, prepared_of: Callable[[str], Prepared]) -> None:
+    prepared = prepared_of(domain)
     table, made = prepared.table, source(tmp_path, domain, subjects=10)
-    assert not (tmp_path / "problems.csv").exists()
     assert prepared.card["masks"] == (domain == "retina_resc")
     assert prepared.card["boxes"] == (domain in ("nova", "chest_xray"))
     assert prepared.card["colour"] == (domain == "histopathology")
@@ -62,14 +84,20 @@ def test_pictures_become_a_prepared_domain(domain: str, tmp_path: Path, monkeypa
         assert [prepared.mask(int(row)).any() for row in judged.mask_row] == (judged.label == 1).tolist()
 
 
-def test_the_texts_and_boxes_of_nova_are_kept(tmp_path: Path) -> None:
-    cases = source(tmp_path, "nova", subjects=10).cases()
-    for case in cases:
-        assert {"caption", "history", "diagnosis", "scan_id", "boxes_known", "rater_boxes"} == set(case.clinical)
-        assert case.pathology == case.clinical["diagnosis"]
-        height, width = case.load().image.shape
-        assert all(0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1 in case.boxes)
-    assert sum(not case.boxes for case in cases) == sum(not case.clinical["boxes_known"] for case in cases) == 1
+def test_the_texts_and_boxes_of_nova_are_kept(prepared_of: Callable[[str], Prepared]) -> None:
+    prepared = prepared_of("nova")
+    unboxed = unknown = 0
+    row: Any
+    for row in prepared.table.itertuples():
+        clinical, boxes = prepared.clinical[row.image_id], json.loads(row.boxes)
+        assert {"caption", "history", "diagnosis", "scan_id", "boxes_known", "rater_boxes"} == set(clinical)
+        assert row.pathology == clinical["diagnosis"]
+        height, width = prepared.native(row.image_id).shape
+        assert (height, width) == (row.native_h, row.native_w)
+        assert all(0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1 in boxes)
+        unboxed, unknown = unboxed + (not boxes), unknown + (not clinical["boxes_known"])
+    assert len(prepared.table) == len(nova.cohort(4))
+    assert unboxed == unknown == 1
 
 
 def test_another_key_can_name_its_set(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     number or the number of bytes after which the connection ends."""
 
     server: Any
+    timeout = 5.0
 
     def do_GET(self) -> None:
         server = self.server
@@ -45,7 +46,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return
             status, body = 206, body[start:]
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        if server.says:
+            self.send_header("Content-Length", server.says.format(len(body)))
         if server.tags:
             self.send_header("ETag", tag)
         if status == 206:
@@ -53,6 +55,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body if fault is None else body[:fault])
         self.wfile.flush()
+        if server.stalls and fault is not None:
+            self.rfile.read(1)  # until the client hangs up
         self.close_connection = True
 
     def log_message(self, *args: Any) -> None:
@@ -63,6 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server() -> Iterator[Any]:
     made: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.data, made.faults, made.seen, made.ranges, made.tags, made.blind = DATA, [], [], True, True, False
+    made.says, made.stalls = "{}", False  # the length that a reply states; a fault holds the connection open
     made.url = f"http://127.0.0.1:{made.server_port}/big.bin"
     made.handle_error = lambda *request: None  # the client hung up: nothing to print
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -153,6 +158,31 @@ def test_a_server_without_parts_that_always_cuts_is_given_up(item: Item, server:
     with pytest.raises(AnomedError, match="the connection ended"):
         download.download(item)
     assert len(server.seen) == download.ATTEMPTS
+
+
+@pytest.mark.parametrize("says", ["", "many", "9" * 5000])
+def test_a_length_that_the_server_does_not_state_is_the_published_one(says: str, item: Item, server: Any) -> None:
+    server.says, server.faults = says, [1_200_000]
+    download.download(item)
+    assert item.target.read_bytes() == DATA
+    assert server.seen[1][0] == "bytes=1200000-"
+
+
+def test_a_reply_without_end_is_cut_off(item: Item, server: Any) -> None:
+    server.says, server.data = "", DATA + bytes(50_000_000)
+    with pytest.raises(AnomedError, match=r"found more than 3,000,000 bytes; not the published file"):
+        download.download(item)
+    assert item.target.with_name("big.bin.part").stat().st_size == 0
+
+
+def test_what_came_before_a_connection_stalled_is_kept(
+    item: Item, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    server.stalls, server.faults = True, [1_200_000, 700]
+    download.download(item)
+    assert [asked for asked, _ in server.seen] == [None, "bytes=1200000-", "bytes=1200700-"]
+    assert item.target.read_bytes() == DATA
 
 
 def test_a_wrong_hash_is_set_aside(item: Item, server: Any) -> None:

@@ -207,6 +207,20 @@ def test_subjects_are_divided_where_nothing_gives_splits(tmp_path: Path) -> None
     assert {case.split for case in cases if case.label} == {"valid", "test"}
     moved = {case.subject_id: case.split for case in source(root, seed=1, **options).cases()}
     assert moved != {case.subject_id: case.split for case in cases}
+    for n in range(1, 4):
+        (root / f"abnormal/i{n}/0.png").rename(root / f"abnormal/i{n}.png")
+    with pytest.raises(
+        AnomedError, match=r"found 1, expected at least 2.*; first of 3 problems: abnormal/i1\.png: unrec"
+    ):
+        source(root, **options).cases()
+
+
+def test_domains_of_one_root_do_not_read_again_what_the_other_read(tmp_path: Path) -> None:
+    root = tree(tmp_path / "x", "a/train/normal/a.png", "b/train/normal/b.png")
+    for domain, letter in (("first", "a"), ("second", "b")):
+        options = check(FolderSource.Options, {"image": f"{letter}/{{split}}/{{label}}/{{name}}"}, "domains")
+        FolderSource(domain, options, root, tmp_path / "work").fingerprint()
+    assert len(list((tmp_path / "work" / "hashes").iterdir())) == 2
 
 
 def test_colour(tmp_path: Path) -> None:
@@ -292,6 +306,8 @@ def test_faults_of_names(tmp_path: Path, extra: list[str], options: Any, expecte
         ('i/f.png,test,1,,,"[1, 2, 3, 4]",,', [("i/f.png", "bad_boxes")]),
         ('i/f.png,test,1,,,"[[1, 2, NaN, 4]]",,', [("i/f.png", "bad_boxes")]),
         ('i/f.png,test,1,,,"[[1, 2, true, 4]]",,', [("i/f.png", "bad_boxes")]),
+        (f'i/f.png,test,1,,,"[[1, 2, {10**400}, 4]]",,', [("i/f.png", "bad_boxes")]),
+        (f'i/f.png,test,1,,,"{"[" * 100_000}",,', [("i/f.png", "bad_boxes")]),
         ('i/f.png,test,1,,,"[[3, 2, 1, 4]]",,', [("i/f.png", "bad_boxes")]),
         ('i/f.png,test,1,,,"[[1, 2, 1, 4]]",,', [("i/f.png", "bad_boxes")]),
         ("i/f.png,test,1,,,nonsense,,", [("i/f.png", "bad_boxes")]),
@@ -316,6 +332,7 @@ def test_a_box_outside_the_image_is_refused(tmp_path: Path, box: str) -> None:
     ("table", "message"),
     [
         ("image,label\na.png,2\n", r"t\.csv, line 2: found label '2', expected one of normal, good, 0, abnormal"),
+        ("image,label,subject\na.png,1,s1 \n", "line 2: found subject 's1 ', expected one without spaces around it"),
         ("image,label,split\na.png,1,dev\n", r"line 2: found split 'dev', expected one of train, valid, val, test"),
         ("image,label\na.png\n", "line 2: found 1 cells, expected 2"),
         ("image,label\n../a.png,1\n", r"line 2: image '\.\./a\.png' has an empty part"),

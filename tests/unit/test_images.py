@@ -231,14 +231,41 @@ def test_a_file_that_ends_early_is_refused(ramp: np.ndarray, kind: str, options:
             assert caught.value.name == "x.jpg"
 
 
+def tiff(width: int, bits: int, channels: int) -> bytes:
+    """A TIFF of 8 rows, all zero: Pillow reads more and fewer bits than it writes."""
+    depths, pixels = struct.pack("<H", bits) * channels, bytes(8 * width * channels * bits // 8)
+    start = 8 + 2 + 8 * 12 + 4  # of what does not fit into the entries
+    tags = {256: width, 257: 8, 258: bits, 259: 1, 262: 2 if channels == 3 else 1, 273: start + 6, 277: channels}
+    entries = [struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items()]
+    if channels == 3:
+        entries[2] = struct.pack("<HHII", 258, 3, 3, start)
+    entries.append(struct.pack("<HHII", 279, 4, 1, len(pixels)))
+    return b"II*\0" + struct.pack("<IH", 8, 8) + b"".join(entries) + bytes(4) + depths.ljust(6, b"\0") + pixels
+
+
+def bmp16() -> bytes:
+    """A BMP of 8 x 8 pixels with 5 bits a channel."""
+    return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 182, 0, 0, 54, 40, 8, 8, 1, 16, 0, 128, 0, 0, 0, 0) + bytes(128)
+
+
 OTHERS = {
     "GIF": (lambda a: saved(a, "GIF"), "not_an_image: found a GIF, expected a PNG, JPEG, BMP or TIFF; convert it"),
     "nothing": (lambda a: b"", "not_an_image: found an empty file"),
     "text": (lambda a: b"hello", "not_an_image: found other bytes"),
-    "16-bit TIFF": (lambda a: saved(a.astype(np.uint16), "TIFF"), "bit_depth: found mode I;16, expected a TIFF, 8-bit"),
+    "16-bit TIFF": (
+        lambda a: saved(a.astype(np.uint16), "TIFF"),
+        "bit_depth: found mode I;16 of 16 bit, expected a TIFF",
+    ),
     "16-bit PNG": (lambda a: png(a.astype(np.uint16)), "bit_depth"),
     "real TIFF": (lambda a: saved(a.astype(np.float32), "TIFF"), "bit_depth: found signed or real numbers, mode F"),
     "1-bit TIFF": (lambda a: saved(a > 9, "TIFF"), "bit_depth: found mode 1"),
+    "16-bit RGB TIFF": (lambda a: tiff(8, 16, 3), "bit_depth: found mode RGB of 16 bit, expected a TIFF, 8-bit"),
+    "4-bit TIFF": (lambda a: tiff(8, 4, 1), "bit_depth: found mode L of 4 bit"),
+    "16-bit BMP": (lambda a: bmp16(), "bit_depth: found mode RGB of 16 bit, expected a BMP, 8-bit"),
+    "no width": (
+        lambda a: tiff(0, 8, 1),
+        r"damaged_image: found pixels that do not decode \(cannot identify image file\)",
+    ),
     "palette BMP": (lambda a: saved(images.bone_colours()[a], "BMP", "P"), "palette: found mode P"),
     "CMYK JPEG": (lambda a: saved(a, "JPEG", "CMYK"), r'colour_model: found mode CMYK.*convert\("RGB"\)'),
     "12-bit JPEG": (lambda a: saved(a, "JPEG").replace(b"\xff\xc0\0\x0b\x08", b"\xff\xc0\0\x0b\x0c"), "bit_depth"),

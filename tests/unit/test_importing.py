@@ -1,5 +1,7 @@
 """Predictions from outside: what is kept, what is refused with the row named, and that they score like a run."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,8 @@ class Given:
         path = self.root / "scores.csv"
         path.write_text("".join(f"{line}\n" for line in self.lines), encoding="utf-8")
         folder = self.root / "maps" if maps else None
-        return importing.bring(
-            "theirs", domain, seed, path, folder, origin, self.root / "data", self.root / "data/imported"
-        )
+        given = importing.Given(path, folder)
+        return importing.bring("theirs", domain, seed, given, origin, self.root / "data", self.root / "data/imported")
 
 
 @pytest.fixture
@@ -112,6 +113,45 @@ def test_every_seed_is_found_with_its_origin_and_the_runs_tell_where_the_import_
     assert importing.brought("tiny", "theirs") == found
 
 
+def test_runs_of_a_seed_that_was_removed_since_are_not_taken_for_imports(given: Given) -> None:
+    for seed in (0, 1, 3):
+        given.bring(seed=seed)
+    for seed in (0, 1, 3):
+        adopt(given, seed)
+    shutil.rmtree(given.root / "data/imported/theirs/tiny/3")
+    kept = importing.brought("tiny", "theirs")
+    for seed in (0, 1):
+        adopt(given, seed)
+    shutil.rmtree(given.root / "data/imported")
+    assert importing.brought("tiny", "theirs") == kept
+    assert set(kept) == {0, 1}
+
+
+def test_maps_may_lie_behind_links(given: Given) -> None:
+    (given.root / "maps/test").rename(given.root / "elsewhere")
+    (given.root / "maps/test").symlink_to(given.root / "elsewhere")
+    given.bring()
+    assert adopt(given).maps is not None
+
+
+def test_an_import_that_was_damaged_or_moved_must_come_again(given: Given) -> None:
+    folder = given.bring()
+    shutil.copytree(folder, folder.with_name("4"))
+    with pytest.raises(AnomedError, match=r"tiny/4/import\.json: is of .*'seed': 0}, expected .*'seed': 4}\. .*import"):
+        importing.brought("tiny", "theirs")
+    shutil.rmtree(folder.with_name("4"))
+    known = parameters()
+    (folder / "scores.csv").write_text("image_id,score\n")
+    with pytest.raises(AnomedError, match=r"scores\.csv: not the file .* run `anomed import` for this seed"):
+        adopt(given, made_with=known)
+    (folder / "import.json").write_text("{")
+    with pytest.raises(AnomedError, match=r"import\.json: not valid JSON .* run `anomed import` for this seed"):
+        importing.brought("tiny", "theirs")
+    shutil.rmtree(folder)
+    with pytest.raises(AnomedError, match=r"import\.json: not found.* run `anomed import` for this seed"):
+        adopt(given, made_with=known)
+
+
 def test_the_same_predictions_have_the_same_digest_whenever_they_came(given: Given) -> None:
     given.bring()
     first = importing.brought("tiny", "theirs")
@@ -126,6 +166,17 @@ def line(number: int, text: str) -> Callable[[Given], object]:
 
 def store(name: str, array: np.ndarray) -> Callable[[Given], object]:
     return lambda given: np.save(given.map(name), array)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def header(shape: str) -> bytes:
+    """The first bytes of an array of that shape."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +201,12 @@ def store(name: str, array: np.ndarray) -> Callable[[Given], object]:
         (store(LAST, np.zeros((20, 12), np.float32)), rf"{LAST}\.npy: found shape \(20, 12\), expected \(12, 20\)"),
         (store(LAST, np.full(GRID, np.nan, np.float32)), rf"{LAST}\.npy: found nan at row 0, column 0"),
         (lambda given: given.map(LAST).write_bytes(b"\x93NUMPY"), rf"{LAST}\.npy: not readable as an array"),
+        (lambda given: given.map(LAST).write_bytes(b"PK\x03\x04"), rf"{LAST}\.npy: not readable as an array"),
+        (lambda given: given.map(LAST).write_bytes(header("(1000000, 10000000)")), rf"{LAST}\.npy: not readable"),
+        (lambda given: given.map(LAST).write_bytes(header("(1")), rf"{LAST}\.npy: not readable as an array"),
+        (lambda given: pipe(given.map(LAST)), rf"maps/{LAST}\.npy: not found; 1 of 9"),
+        (store(LAST, np.tile(np.array([3e38, -3e38], np.float32), (12, 10))), rf"{LAST}\.npy: with it the maps span -3e\+38 to"),
+        (line(2, "valid/0/1,1_0"), r"line 3: .*'1_0'"),
         (lambda given: given.map(LAST).write_bytes(b"cos\nsystem\n."), rf"{LAST}\.npy: not readable as an array"),
     ],
 )  # fmt: skip
@@ -194,3 +251,36 @@ def test_predictions_of_another_state_of_the_domain_are_refused(given: Given) ->
     assert Prepared(given.root / "data").hash != given.prepared.hash
     with pytest.raises(AnomedError, match="imported for other valid and test images than"):
         adopt(given, made_with=known)
+
+
+def test_a_refused_import_hides_no_pulled_run(given: Given) -> None:
+    given.bring()
+    adopt(given)
+    known = importing.brought("tiny", "theirs")
+    (given.root / "data/imported/theirs").rename(given.root / "elsewhere")
+    given.map(LAST).unlink()
+    with pytest.raises(AnomedError):
+        given.bring()
+    assert importing.brought("tiny", "theirs") == known
+
+
+def test_answers_are_kept_with_a_run_that_has_no_scores(given: Given) -> None:
+    lines = [f'{{"task": "captioning", "image_id": "{name}", "caption": "x"}}' for name in given.ids[::-1]]
+    (given.root / "a.jsonl").write_text("\n".join(lines))
+    store, data = given.root / "data/imported", given.root / "data"
+    importing.bring("theirs", "tiny", 0, importing.Given(answers=given.root / "a.jsonl"), "a model", data, store)
+    run = adopt(given)
+    assert run.scores.score.isna().all()
+    assert run.maps is None
+    kept = (run.folder / "answers.jsonl").read_text().splitlines()
+    assert [name in line for name, line in zip(given.ids, kept, strict=True)] == [True] * len(given.ids)
+
+
+def test_scores_or_answers_and_maps_with_scores_alone(given: Given) -> None:
+    given.bring()
+    scores, maps, other = given.root / "scores.csv", given.root / "maps", given.root / "a.jsonl"
+    for wrong in (
+        importing.Given(), importing.Given(scores, maps, other), importing.Given(None, maps), importing.Given(None, maps, other),
+    ):  # fmt: skip
+        with pytest.raises(AnomedError, match="expected --scores, with --maps where"):
+            importing.bring("theirs", "tiny", 0, wrong, "x", given.root / "data", given.root / "data/imported")

@@ -146,7 +146,7 @@ def test_constants_travel_through_json() -> None:
 
 
 @given(hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-(2.0**126), 2.0**126, width=32)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_order_and_identity_on_any_finite_scores(scores: np.ndarray) -> None:
     codec = fitted(scores)
     codes = codec.encode(scores)
@@ -170,7 +170,7 @@ def test_stride_is_within_the_cap_and_walks_over_all_columns(total: int, factor:
     st.floats(-1000, 1000, width=32),
     st.integers(1, 200),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_background_shares_its_code_with_nothing(scores: np.ndarray, value: float, times: int) -> None:
     scores = np.concatenate([scores, np.full(times + len(scores), value, np.float32)])
     codec = fitted(scores)

@@ -2,9 +2,8 @@
 
 import csv
 import json
-import subprocess
-import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +267,10 @@ def test_a_faulty_row_is_named_and_not_used(root: Path, code: str) -> None:
     )
 
 
-@pytest.mark.parametrize("numbers", [(5.0, 5.0, -2.0, 3.0), (5.0, 5.0, 3.0, -2.0), (5.0, 5.0, float("inf"), 1.0)])
+@pytest.mark.parametrize(
+    "numbers",
+    [(5.0, 5.0, -2.0, 3.0), (5.0, 5.0, 3.0, -2.0), (5.0, 5.0, float("inf"), 1.0), (1e308, 5.0, 1e308, 1.0)],
+)
 def test_boxes_must_be_finite_and_have_an_area_those_of_raters_too(root: Path, numbers: tuple[float, ...]) -> None:
     for source_name in ("gold", "rater1"):
         table = rows()
@@ -278,6 +280,35 @@ def test_boxes_must_be_finite_and_have_an_area_those_of_raters_too(root: Path, n
         assert [case for _, case in codes(source)] == [ONE]
         assert codes(source)[0][0].startswith("box_")
         assert len(cases) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (json.dumps([box("gold", 10**400, 1, 2, 2)]), "box_not_a_number"),
+        (json.dumps([box("Gold", 1, 1, 2, 2)]), "box_without_source"),  # as a rater's box it would be lost
+        (json.dumps([box("\ud800", 1, 1, 2, 2)]), "unreadable_boxes"),
+        ("[" * 100_000, "unreadable_boxes"),
+    ],
+)
+def test_boxes_that_no_program_wrote_are_named(root: Path, text: str, code: str) -> None:
+    table = rows()
+    for row in table:
+        row["bboxes"] = json.dumps(row["bboxes"])
+    table[3]["bboxes"] = text
+    put_parquet(root, table)
+    source, cases = read(root)
+    assert codes(source) == [(code, ONE)]
+    assert len(cases) == 3
+
+
+@pytest.mark.parametrize("line", ['x,"case,', "x" * 200_000])
+def test_a_csv_file_that_is_none_is_named_with_its_line(root: Path, line: str) -> None:
+    put_csv(root)
+    path = root / "captions.csv"
+    path.write_text(path.read_text("utf-8") + line, encoding="utf-8")
+    with pytest.raises(AnomedError, match=r"captions\.csv: line \d+: not CSV \(.*; save it again"):
+        nova(root).cases()
 
 
 @pytest.mark.parametrize(
@@ -402,11 +433,8 @@ def test_a_missing_root_is_named(where: Path | None) -> None:
         nova(where).cases()
 
 
-def test_real_images_in_the_layout_of_the_release(real_data: Path, tmp_path: Path) -> None:
-    code = "import layout, pathlib, sys; layout.nova(pathlib.Path(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(tmp_path / "nova")]
-    subprocess.run(command, check=True, capture_output=True, cwd=real_data)
-    source, cases = read(tmp_path / "nova")
+def test_real_images_in_the_layout_of_the_release(real_data: Path, lay_out: Callable[..., Path]) -> None:
+    source, cases = read(lay_out("nova") / "nova")
     written = json.loads((real_data / "nova_like" / "annotations.json").read_text())
     assert source.problems == []
     assert len(cases) == len(written)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import shipped
+import yaml
 from paths import ROOT
 
 from anomed.errors import AnomedError
@@ -109,6 +110,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message:
     path.write_text(text)
     with pytest.raises(AnomedError, match=message):
         read(path)
+
+
+def test_a_block_whose_lines_are_all_commented_out_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(config(imported=None)))
+    assert "imported: null" in path.read_text()
+    assert Params(read(path)).imported == []
+    with pytest.raises(AnomedError, match=r"^run\.domains: 'brain_mri' has no block under `domains:`; known: none$"):
+        Params(config(domains=None))
 
 
 def test_missing_top_level_key() -> None:

@@ -148,6 +148,18 @@ def test_where_models_come_from_is_checked(config: dict[str, Any]) -> None:
     ):
         with pytest.raises(AnomedError, match=message):
             Plan(elsewhere(shipped.params(), **change))
+    coloured = elsewhere(config, train_domain="histopathology")
+    coloured["domains"]["histopathology"] = {"source": "embedded"}
+    coloured["run"]["domains"] = ["histopathology", "nova"]
+    with pytest.raises(AnomedError, match="histopathology has colour images, nova has grey images; name another"):
+        Plan(coloured).check()
+
+
+def test_a_domain_whose_models_nothing_can_be_fitted_for_says_why(config: dict[str, Any]) -> None:
+    config["domains"]["brain_mri"]["train_domain"] = "nova"
+    plan = Plan(elsewhere(config, train_domain=None))
+    assert plan.runs == []
+    assert plan.absent("brain_mri", "random").endswith("train_domain is nova, which has no train images either")
 
 
 def test_a_domain_without_train_images_and_models_has_no_runs_and_says_why(config: dict[str, Any]) -> None:
@@ -172,7 +184,8 @@ def test_a_limit_of_train_subjects_is_drawn_anew_with_every_seed(config: dict[st
 
 
 def brought(tmp_path: Path, seed: int, origin: str = "their code") -> None:
-    card = {"origin": origin, "files": {"scores.csv": str(seed)}, "images": "i"}
+    card = {"domain": "brain_mri", "system": "theirs", "seed": seed, "origin": origin, "images": "i"}
+    card["files"] = {"scores.csv": str(seed)}
     records.write_card(tmp_path / f"data/imported/theirs/brain_mri/{seed}/import.json", card)
 
 

@@ -133,7 +133,7 @@ def test_the_page_says_that_embedded_data_reproduce_nothing(finished: Any) -> No
 
 
 def test_the_page_of_released_data_prints_their_known_problems(benchmark: Any) -> None:
-    benchmark.official = True
+    benchmark.official, benchmark.seeds = True, {"random": [0]}
     text = benchmark.make().report()
     assert "not the released data" not in text
     assert "Warning: known problem of these data: duplicate across splits (2)." in text
@@ -147,7 +147,7 @@ def test_definitions_name_their_source(finished: Any) -> None:
 
 
 def test_the_pictures_are_explained_once(benchmark: Any) -> None:
-    benchmark.domains = ["brain_mri", "liver_ct"]
+    benchmark.domains, benchmark.seeds = ["brain_mri", "liver_ct"], {"random": [0], "label": [0]}
     text = " ".join(benchmark.make().report().split())
     assert text.count("<h3>What each method saw</h3>") == 2
     assert text.count("The cyan line is the outline of the truth.") == 1
@@ -246,7 +246,7 @@ def test_runs_on_other_data_are_refused(copied: Any) -> None:
 
 
 def test_an_image_of_unknown_truth_is_shown_without_outline(benchmark: Any) -> None:
-    benchmark.unknown = (0, 3)
+    benchmark.unknown, benchmark.seeds = (0, 3), {"random": [0]}
     page = Page(benchmark.make().report())
     truth = {row[0]: row[1] for row in page.tables[2][1:]}
     assert truth["tumourtest/Ungood/100"] == "pixel truth unknown"

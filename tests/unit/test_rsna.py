@@ -192,6 +192,9 @@ def test_with_the_mapping_subjects_are_patients_in_one_split(tmp_path: Path) -> 
     rows.pop()
     (root / "map.json").write_text(json.dumps(rows))
     assert codes(source(root, mapping="map.json")) == ["image_without_patient"]
+    (root / "map.json").write_text("[" * 100_000)
+    with pytest.raises(AnomedError, match=r"map\.json: .*expected a JSON list of objects"):
+        source(root, mapping="map.json").cases()
     (root / "map.json").write_text('[{"subset_img_id": "n0", "img_id": "somebody"}]')
     with pytest.raises(AnomedError, match=r"map\.json: unexpected entry 'somebody'.*subset_img_id"):
         source(root, mapping="map.json").cases()
@@ -210,6 +213,10 @@ def test_with_the_mapping_subjects_are_patients_in_one_split(tmp_path: Path) -> 
         (LABELS, "n0,,,,,0", "n0,1,1,nan,3,1", ["image_without_row", "malformed_row"]),
         (LABELS, "3.5,2.0,10.0,6.0,1", "3.5,-2.0,10.0,6.0,1", ["malformed_row"]),
         (LABELS, "3.5,2.0,10.0,6.0,1", "3.5,2.0,10.0", ["malformed_row"]),
+        (LABELS, "3.5,2.0,10.0,6.0,1", "3.5,2.0,1_0,6.0,1", ["malformed_row"]),
+        (LABELS, "a1,20.0,4.0,28.0,16.0,1", "a1,,,,,0", ["malformed_row"]),
+        (LABELS, "n0,,,,,0", "n0,,,,,0,1", ["image_without_row", "malformed_row"]),
+        (CLASSES, "n0,Normal", f"n0,Normal,{OPACITY}", ["image_without_class", "malformed_row"]),
     ],
 )
 def test_tables_that_contradict_are_listed(tmp_path: Path, table: str, old: str, new: str, expected: list[str]) -> None:
@@ -243,6 +250,9 @@ def test_missing_films_and_films_without_row(tmp_path: Path) -> None:
         (dicom(pixels("n0"), "n0")[:-50], "damaged_dicom", "no image"),
         (dicom(pixels("n0"), "n0", jpeg=True, cut=-50), "damaged_dicom", "no image"),
         (dicom(pixels("n0"), "n0", jpeg=True, size=(WIDTH, HEIGHT)), "damaged_dicom", ""),
+        (dicom(pixels("n0"), "n0", size=(WIDTH, WIDTH)), "damaged_dicom", "960 bytes of pixels"),
+        (dicom(pixels("n0"), "n0", size=(HEIGHT - 1, WIDTH)), "damaged_dicom", "960 bytes of pixels"),
+        (dicom(pixels("n0"), "n0", size=(60_000, 60_000)), "too_large", "60000 x 60000 pixels"),
         (b"\x89PNG", "damaged_dicom", "no image"),
         (b"", "damaged_dicom", "no image"),
     ],

@@ -1,5 +1,6 @@
 """The computed list of project files that a job depends on."""
 
+import json
 import subprocess
 import sys
 
@@ -8,15 +9,33 @@ from paths import ROOT
 
 from anomed import plugins, sources
 
+COMMANDS = ("images", "spatial", "intensity", "fit", "predict", "score", "table", "report")
+LOADED = """
+import importlib, json, sys
+found = {}
+for command, entry in json.loads(sys.argv[1]).items():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "anomed"]:
+        del sys.modules[name]  # so that each entry module starts from none of ours
+    importlib.import_module("anomed.cli")
+    importlib.import_module(entry)
+    found[command] = [name for name in sys.modules if name.partition(".")[0] == "anomed"]
+print(json.dumps(found))
+"""
 
-@pytest.mark.parametrize("command", ["images", "spatial", "intensity", "fit", "predict", "score", "table", "report"])
-def test_importing_the_entry_module_loads_what_was_computed(command: str) -> None:
-    code = (
-        f"import anomed.cli, {sources.ENTRY[command]}, sys;"
-        "print(*sorted(m for m in sys.modules if m.partition('.')[0] == 'anomed'))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
-    expected = sorted(f"src/{sources._file(name).relative_to(ROOT / 'src').as_posix()}" for name in run.stdout.split())
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """The project's modules that a process has after importing a command's entry module."""
+    entries = json.dumps({command: sources.ENTRY[command] for command in COMMANDS})
+    command = [sys.executable, "-c", LOADED, entries]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "src")
+    found: dict[str, list[str]] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_importing_the_entry_module_loads_what_was_computed(command: str, loaded: dict[str, list[str]]) -> None:
+    expected = sorted(f"src/{sources._file(name).relative_to(ROOT / 'src').as_posix()}" for name in loaded[command])
     late = {"spatial": "anomed.preprocess.spatial", "intensity": "anomed.preprocess.intensity"}.get(command)
     if late is None:
         assert sources.of(command) == expected

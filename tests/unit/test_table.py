@@ -414,6 +414,19 @@ def test_a_system_that_does_not_run_on_a_domain_has_empty_cells_with_the_reason(
     assert "not imported" in (copied.results / "r.html").read_text()
 
 
+def test_metrics_that_no_running_system_has_need_no_column_for_the_others(copied: Any) -> None:
+    plan = copied.plan
+    plan["systems"].append("theirs")
+    plan["runs"]["brain_mri"]["theirs"] = {"seeds": [], "hash": "0", "absent": "not imported"}
+    for system, pair in plan["runs"]["brain_mri"].items():
+        for seed in pair["seeds"]:
+            copied.score("brain_mri", system, seed, VALUES | {"pixel_ap": REASON})
+    table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)
+    text = (copied.results / "table.md").read_text()
+    assert f": no value, {REASON}." in text
+    assert "not imported" in text, "of the other metrics"
+
+
 def test_a_mark_of_a_system_is_printed_beside_and_below_every_table(copied: Any) -> None:
     plan = copied.plan
     plan["marks"] = {"random": "imported, not run here: by <hand>"}

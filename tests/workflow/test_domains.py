@@ -21,7 +21,7 @@ def widen(params: dict) -> None:
     params["run"] = {"domains": list(DOMAINS), "systems": ["intensity", "patchcore"], "seeds": [0, 1]}
     params["domains"] |= {
         "nova": {"source": "embedded", "subjects": 10, "size": 96, "train_domain": "brain_mri"},
-        "retina_oct2017": {"source": "embedded", "subjects": 10, "size": 96, "train_limit": 3},
+        "retina_oct2017": {"source": "embedded", "subjects": 14, "size": 96, "train_limit": 3},
     }
     params["metrics"]["replicates"] = 100
 

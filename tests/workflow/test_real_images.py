@@ -1,8 +1,8 @@
 """Real images of all six sets, laid out as BMAD lies on a user's disk, through the whole pipeline."""
 
 import csv
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,13 @@ SETS = {
 }
 
 
-def project(folder: Path, real_data: Path, quirks: bool, systems: list[str]) -> Project:
+BUILDERS = ("brain", "liver", "resc", "oct2017", "chest", "histology")
+
+
+def project(folder: Path, lay_out: Callable[..., Path], quirks: bool, systems: list[str]) -> Project:
     """A project on laid-out real images, its table made."""
     raw = folder / "raw"
-    layout = [sys.executable, str(real_data / "layout.py"), str(raw), *(["--quirks"] if quirks else [])]
-    subprocess.run(layout, check=True, stdout=subprocess.DEVNULL)
+    shutil.copytree(lay_out(*BUILDERS, quirks=quirks) / "bmad", raw / "bmad")
     made = Project(folder / "project")
     blocks = {name: {"source": "bmad", "root": str(raw / "bmad"), "size": 64} for name in SETS}
     run = {"domains": list(SETS), "systems": systems, "seeds": [0]}
@@ -35,16 +37,16 @@ def project(folder: Path, real_data: Path, quirks: bool, systems: list[str]) -> 
 
 
 @pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Project:
+def released(tmp_path_factory: pytest.TempPathFactory, lay_out: Callable[..., Path]) -> Project:
     """With the faults of the real releases, and every system."""
     systems = ["random", "constant", "intensity", "patchcore"]
-    return project(tmp_path_factory.mktemp("quirks"), real_data, True, systems)
+    return project(tmp_path_factory.mktemp("quirks"), lay_out, True, systems)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Project:
+def plain(tmp_path_factory: pytest.TempPathFactory, lay_out: Callable[..., Path]) -> Project:
     """Without them."""
-    return project(tmp_path_factory.mktemp("plain"), real_data, False, ["random", "constant", "intensity"])
+    return project(tmp_path_factory.mktemp("plain"), lay_out, False, ["random", "constant", "intensity"])
 
 
 def test_every_applicable_cell_is_a_number_and_every_other_has_its_reason(released: Project) -> None:

@@ -22,6 +22,7 @@ _BTCV = re.compile(r"(img|label)(\d{4})\.nii(?:\.gz)?")
 _LITS = re.compile(r"(volume|segmentation)-(\d{1,4})\.nii(?:\.gz)?")
 _UNLABELLED = re.compile(r"(^|/)(test|testing|imagests)/", re.IGNORECASE)  # BTCV's test scans have no public labels
 _LIVER, _LESION = 6, 2  # labels of the liver in BTCV and of a lesion in LiTS
+_HIGHEST = {_LIVER: 13, _LESION: 2}  # of the labels of each set: BTCV has 13 organs, LiTS liver and lesion
 _LAYOUT = {
     "BTCV": "RawData/Training/img/img0001.nii.gz and RawData/Training/label/label0001.nii.gz",
     "LiTS": "volume-0.nii and segmentation-0.nii",
@@ -121,6 +122,10 @@ class BtcvLits(Source):
         path = self.work / "masks" / f"{name}_{value}_{records.digest_file(labels)[:16]}.nii.gz"
         if not path.exists():
             volume = volumes.read_label(labels, f"{name}: {labels.name}")
+            if (highest := int(volume.data.max())) > _HIGHEST[value]:
+                hint = "these are labels of another set, or resampled ones: take the released file"
+                expected = f"labels from 0 to {_HIGHEST[value]}"
+                raise CaseProblem(volume.name, "unknown_label", f"label {highest}", expected, hint)
             volumes.write(path, volume.data == value, volume.affine)
         return path
 
@@ -129,8 +134,8 @@ class BtcvLits(Source):
         found = named_files.find(self._entries, _named)
         for path in [path for path in self._entries if _UNLABELLED.search(path)]:
             name = _named(path)
-            if name and name[0].startswith("BTCV") and "organ" not in found[name[0]]:
-                found.pop(name[0])
+            if name and name[0].startswith("BTCV") and "organ" not in found.get(name[0], {"organ": []}):
+                found.pop(name[0])  # the same scan may lie in two such folders
         for prefix, layout in _LAYOUT.items():
             if not any(name.startswith(prefix) for name in found):
                 raise AnomedError(

@@ -28,8 +28,11 @@ LISTS = {  # BMAD's coordinate files -> split, label
     "test_bad": ("test", 1),
 }
 CLASSES = {"normal": 0, "tumor": 1}
-_PATCH = re.compile(r"(?P<slide>[A-Za-z0-9_-]*[A-Za-z0-9])[_,-](?P<x>[0-9]+)[_,-](?P<y>[0-9]+)\.png", re.IGNORECASE)
-_LINE = re.compile(r"(?P<slide>[A-Za-z0-9_-]+)\s*,\s*(?P<x>[0-9]+)\s*,\s*(?P<y>[0-9]+)")
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp")  # what patches may have been saved as; PNG alone is read
+_PATCH = re.compile(
+    r"(?P<slide>[A-Za-z0-9_-]*[A-Za-z0-9])[_,-](?P<x>[0-9]{1,9})[_,-](?P<y>[0-9]{1,9})\.png", re.IGNORECASE
+)
+_LINE = re.compile(r"(?P<slide>[A-Za-z0-9_-]+)\s*,\s*(?P<x>[0-9]{1,9})\s*,\s*(?P<y>[0-9]{1,9})")
 
 
 @dataclass(frozen=True, order=True)
@@ -152,6 +155,8 @@ class Camelyon16(Source):
         for stem, place in LISTS.items():
             survey.used.add(coordinates[stem])
             text = self._tree.read(coordinates[stem]).decode("utf-8-sig", "replace")
+            if not text.strip():
+                survey.problem(coordinates[stem], "empty_list", "no line", "a line a patch", "copy the file again")
             for number, line in enumerate(map(str.strip, text.split("\n")), 1):
                 where = f"{coordinates[stem]}, line {number}"
                 match = _LINE.fullmatch(line)
@@ -167,16 +172,16 @@ class Camelyon16(Source):
         return listed
 
     def _patches(self, survey: Survey) -> dict[Spot, str]:
-        """The patches at root by place. Where there is one, a PNG of another name is a problem, unless it is hidden."""
+        """The patches at root by place. Where there is one, any other picture is a problem, unless it is hidden."""
         patches: dict[Spot, str] = {}
         names = {path: path.rpartition("/")[2] for path in self._files}
-        pngs = {path: name for path, name in names.items() if name.lower().endswith(".png") and name[0] != "."}
-        matches = {path: _PATCH.fullmatch(name) for path, name in pngs.items()}
+        small = {path: name for path, name in names.items() if name.lower().endswith(_PICTURES) and name[0] != "."}
+        matches = {path: _PATCH.fullmatch(name) for path, name in small.items()}
         for path, match in matches.items() if any(matches.values()) else ():
             survey.used.add(path)
             if match is None:
-                expected, hint = "<slide>_<x>_<y>.png", "rename it, or move it away"
-                survey.problem(path, "unrecognised_file", pngs[path], expected, hint)
+                expected, hint = "<slide>_<x>_<y>.png", "rename or convert it, or move it away"
+                survey.problem(path, "unrecognised_file", small[path], expected, hint)
             elif (first := patches.setdefault(_spot(match), path)) != path:
                 hint = "keep one of the two"
                 survey.problem(path, "duplicate_patch", f"the place of {first} as well", "every place once", hint)
@@ -232,7 +237,8 @@ class Camelyon16(Source):
         others = {spot.slide for spot, label in labels.items() if label or not _from_normal(spot)}
         normal = {spot.slide for spot in labels} - others
         where = f"domains.{self.domain}.split"
-        splits = divide(normal, others, self.options.split, self.options.seed, where, "add BMAD's coordinate files")
+        advice = "add BMAD's coordinate files"
+        splits = divide(normal, others, self.options.split, self.options.seed, where, advice, survey.problems)
         survey.cases += [
             self._patch_case(spot, splits[spot.slide], label, patches[spot]) for spot, label in labels.items()
         ]
@@ -286,7 +292,12 @@ def _from_normal(spot: Spot) -> bool:
 
 
 def _check_slides(survey: Survey, labels: dict[Spot, int]) -> None:
-    """A slide named normal has no metastasis."""
+    """A slide named normal has no metastasis, and no slide has two names: it would be two, in two splits."""
+    names: dict[str, str] = {}
+    for slide in sorted({spot.slide for spot in labels}):
+        if (other := names.setdefault(slide.lower(), slide)) != slide:
+            hint = "write its name in one way"
+            survey.problem(slide, "two_names", f"{other} as well", "one name of a slide, with the same capitals", hint)
     for spot, label in sorted(labels.items()):
         if label and _from_normal(spot):
             hint = "correct the label or the slide's name"

@@ -1,13 +1,13 @@
 """Divide subjects over train, valid and test: always in the same way, never a subject into two."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field, model_validator
 
 from anomed import records
 from anomed.errors import AnomedError
-from anomed.manifest import SPLITS
+from anomed.manifest import SPLITS, CaseProblem
 from anomed.settings import Settings
 
 
@@ -26,36 +26,40 @@ class Shares(Settings):
 
 
 def divide(
-    normal: Iterable[str], abnormal: Iterable[str], shares: Shares, seed: int, where: str, advice: str
-) -> dict[str, str]:
+    normal: Iterable[str], abnormal: Iterable[str], shares: Shares, seed: int, where: str, advice: str,
+    problems: Sequence[CaseProblem] = (),
+) -> dict[str, str]:  # fmt: skip
     """Subject -> split. Normal subjects go to all splits, abnormal ones to valid and test in the ratio of those two.
 
-    where: the key in params.yaml, for messages; advice: what else a user can do. Raises AnomedError when a split with
-    a share would stay without a kind it may hold.
+    where: the key in params.yaml, for messages; advice: what else a user can do; problems: what keeps other subjects
+    out. Raises AnomedError when a split with a share would stay without a kind it may hold.
     """
     kinds = {"normal": (set(normal), SPLITS), "abnormal": (set(abnormal), SPLITS[1:])}
     divided: dict[str, str] = {}
     for kind, (names, splits) in kinds.items() if any(names for names, _ in kinds.values()) else ():
         held = {split: getattr(shares, split) for split in splits}
-        divided |= spread(names, held, seed, f"{kind} subjects", where, advice)
+        divided |= spread(names, held, seed, f"{kind} subjects", where, advice, problems)
     return divided
 
 
 def spread(
-    names: Iterable[str], shares: Mapping[str, float], seed: int, kind: str, where: str, advice: str
-) -> dict[str, str]:
+    names: Iterable[str], shares: Mapping[str, float], seed: int, kind: str, where: str, advice: str,
+    problems: Sequence[CaseProblem] = (),
+) -> dict[str, str]:  # fmt: skip
     """Subject -> split, in the ratio of `shares` (by split; 0: none), at least one in each split that has a share.
 
     The order is that of a hash of (seed, name), so it depends neither on the file system nor on Python's hash seed.
-    kind, where and advice: what the subjects are, the key in params.yaml and what else a user can do, for messages.
+    kind, where and advice: what the subjects are, the key in params.yaml and what else a user can do, for messages;
+    problems: what keeps other subjects out, as too few are often the fault of the data and not of the shares.
     Raises AnomedError when there are fewer subjects than splits with a share.
     """
     wanted = {split: share for split, share in shares.items() if share > 0}
     order = sorted(set(names), key=lambda name: records.digest([seed, name]))
     if len(order) < len(wanted):
+        first = f"; first of {len(problems)} problems: {problems[0]}" if problems else ""
         raise AnomedError(
             f"{where}: {kind}: found {len(order)}, expected at least {len(wanted)}, one for each of "
-            f"{', '.join(wanted)}; add some, or {advice}"
+            f"{', '.join(wanted)}; add some, or {advice}{first}"
         )
     following = iter(order)
     counts = _apportion(len(order), wanted)

@@ -81,6 +81,7 @@ class FolderSource(Source):
 
     def fingerprint(self) -> str:
         """Digest of the names and contents of the table, the images, the masks, and of files that problems name."""
+        self._usable()  # tells a wrong root before all that lies there is read
         pictures, problems = self._survey.pictures, self._survey.problems
         used = {self.options.table} | {problem.row["case"] for problem in problems}
         used |= {picture.path for picture in pictures} | {picture.mask for picture in pictures}
@@ -92,24 +93,31 @@ class FolderSource(Source):
 
         Raises AnomedError for a faulty table, labels that nothing gives, and too few subjects to divide.
         """
-        pictures, problems = self._survey.pictures, self._survey.problems
-        self.problems, self.ignored = list(problems), len(self._layout.stray)
+        self.problems, self.ignored = list(self._survey.problems), len(self._layout.stray)
+        usable = self._usable()
+        divided = self._divide([picture for picture in usable if picture.split is None])
+        return [self._case(picture, picture.split or divided[picture.subject or picture.path]) for picture in usable]
+
+    def _usable(self) -> list[Picture]:
+        """The images without a problem. Raises AnomedError when there is none."""
+        problems = self._survey.problems
         faulty = {problem.row["case"] for problem in problems}
-        usable = [picture for picture in pictures if picture.path not in faulty]
+        usable = [picture for picture in self._survey.pictures if picture.path not in faulty]
         if not usable:
             first = f", first problem: {problems[0]}" if problems else ""
             raise AnomedError(
                 f"{self.root}: no image among {len(self._entries)} files; expected images named "
                 f"{self._patterns['image']!r} ({self._where}.image){first}"
             )
-        divided = self._divide([picture for picture in usable if picture.split is None])
-        return [self._case(picture, picture.split or divided[picture.subject or picture.path]) for picture in usable]
+        return usable
 
     def _divide(self, pictures: list[Picture]) -> dict[str, str]:
         abnormal = {picture.subject or picture.path for picture in pictures if picture.label}
         normal = {picture.subject or picture.path for picture in pictures} - abnormal
         advice = "give the table a column `split`, or `image` a folder {split}"
-        return divide(normal, abnormal, self.options.split, self.options.seed, f"{self._where}.split", advice)
+        return divide(
+            normal, abnormal, self.options.split, self.options.seed, f"{self._where}.split", advice, self.problems
+        )
 
     def _case(self, picture: Picture, split: str) -> Case:
         image_id = f"{split}/{'Ungood' if picture.label else 'good'}/{picture.stem}"

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from anomed.errors import AnomedError
 
 COLUMNS = ("image", "split", "label", "subject", "mask", "boxes", "pathology")
 Box = tuple[float, float, float, float]
+_FAR = 1e9  # pixels: no corner is as far; a whole number of JSON may be too large for a float
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,15 @@ def _row(header: list[str], cells: list[str], place: str) -> Row:
         path = row.get(column, "")
         if (path or column == "image") and (fault := volumes_layout.path_fault(path)):
             raise AnomedError(f"{column} {path!r} {fault}; expected a path relative to `root`, with slashes")
+    if (subject := row.get("subject", "")) != subject.strip():  # would make one patient two, in two splits
+        raise AnomedError(f"found subject {subject!r}, expected one without spaces around it")
     boxes, fault = _boxes(row.get("boxes", ""))
     return Row(
         place=place,
         image=row["image"],
         split=None if split is None else folder_layout.SPLITS[split.lower()],
         label=None if label is None else folder_layout.LABELS[label.lower()],
-        subject=row.get("subject", ""),
+        subject=subject,
         mask=row.get("mask", ""),
         boxes=boxes,
         faulty_boxes=fault,
@@ -107,14 +109,18 @@ def _boxes(text: str) -> tuple[tuple[Box, ...], str]:
         return (), ""
     try:
         found: Any = json.loads(text)
-    except ValueError:
-        return (), f"{text!r}, which is no JSON"
+    except (ValueError, RecursionError):
+        return (), f"{_shown(text)}, which is no JSON"
     if not isinstance(found, list):
-        return (), f"{text!r}, which is no list"
+        return (), f"{_shown(text)}, which is no list"
     for box in found:
         numbers = isinstance(box, list) and len(box) == 4 and all(type(part) in (int, float) for part in box)
-        if not numbers or not all(math.isfinite(part) for part in box):
-            return (), f"{json.dumps(box)}, which is not four finite numbers"
+        if not numbers or not all(abs(part) < _FAR for part in box):  # also False for NaN
+            return (), f"{_shown(json.dumps(box))}, which is not four finite numbers"
         if box[0] >= box[2] or box[1] >= box[3]:
             return (), f"{json.dumps(box)}, which is empty or inverted"
     return tuple((box[0], box[1], box[2], box[3]) for box in found), ""
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

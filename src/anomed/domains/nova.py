@@ -215,17 +215,18 @@ def _boxes(row: Row) -> dict[str, list[Box]]:
         raise CaseProblem(row.filename, "unreadable_boxes", f"{str(row.boxes)[:60]!r}", expected, "correct the row")
     for box in row.boxes:
         texts = [box.get(key) for key in ("x", "y", "width", "height")]
-        found = f"{box.get('source')}: x, y, width, height = {texts}"
+        found = f"{box.get('source')}: x, y, width, height = {str(texts)[:200]}"
         try:
             x, y, width, height = (float(text) for text in texts)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             x = y = width = height = math.nan
-        if not box.get("source"):
+        source = str(box.get("source") or "")
+        if not source or (source != "gold" and source.strip().lower() == "gold"):  # no rater: its box would be lost
             raise CaseProblem(row.filename, "box_without_source", found, "gold or a rater's name", "correct the row")
-        if not all(map(math.isfinite, (x, y, width, height))):
+        if not all(map(math.isfinite, (x, y, width, height, x + width, y + height))):
             raise CaseProblem(row.filename, "box_not_a_number", found, "four finite numbers", "correct the row")
         if width <= 0 or height <= 0:
             hint = "correct the row: boxes are x, y, width, height, not two corners"
             raise CaseProblem(row.filename, "box_without_area", found, "width and height above 0", hint)
-        boxes.setdefault(str(box["source"]), []).append((x, y, x + width, y + height))
+        boxes.setdefault(source, []).append((x, y, x + width, y + height))
     return boxes

@@ -118,8 +118,10 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except ValueError:
+        found = json.loads(value)
+        json.dumps(found, ensure_ascii=False).encode()  # JSON can spell halves of characters, which no file can hold
+        return found
+    except (ValueError, RecursionError):
         return value
 
 
@@ -133,16 +135,20 @@ def _csv(tree: View, name: str) -> list[dict[str, str]]:
         text = tree.read(name).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise AnomedError(f"{tree.root / name}: not UTF-8 ({error}); save it again as CSV in UTF-8") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    _require(tree, name, CSV[name.rpartition("/")[2]], reader.fieldnames or ())
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows = []
-    for row in reader:
-        if None in row or None in row.values():
-            expected = f"{len(reader.fieldnames or ())} fields, a comma inside one in quotes"
-            raise AnomedError(
-                f"{tree.root / name}: line {reader.line_num}: wrong number of fields; expected {expected}"
-            )
-        rows.append(row)
+    try:
+        _require(tree, name, CSV[name.rpartition("/")[2]], reader.fieldnames or ())
+        for row in reader:
+            if None in row or None in row.values():
+                expected = f"{len(reader.fieldnames or ())} fields, a comma inside one in quotes"
+                raise AnomedError(
+                    f"{tree.root / name}: line {reader.line_num}: wrong number of fields; expected {expected}"
+                )
+            rows.append(row)
+    except csv.Error as error:
+        place = f"{tree.root / name}: line {reader.line_num}"
+        raise AnomedError(f"{place}: not CSV ({error}); save it again as CSV in UTF-8") from None
     return rows
 
 

@@ -147,7 +147,7 @@ class Oct2017(Source):
         healthy = {picture.patient for picture in free} - ill
         shares = Shares(train=0, valid=self.options.valid, test=1 - self.options.valid)  # "test": what stays in train
         where, advice = f"domains.{self.domain}.valid", "use a release with a folder `val`"
-        divided = divide(healthy, ill, shares, self.options.seed, where, advice)
+        divided = divide(healthy, ill, shares, self.options.seed, where, advice, self._survey[1])
         return {patient for patient, split in divided.items() if split == "valid"}
 
     def _unique(self) -> list[tuple[str, Picture]]:
@@ -194,29 +194,39 @@ class Oct2017(Source):
 
     @functools.cached_property
     def _files(self) -> list[Entry]:
-        tree, base = self._located
-        return tree.files(base)
+        """The files below the release's folder, by names relative to it."""
+        at = f"{base}/" if (base := self._located[1]) else ""
+        below = [entry for entry in self._listed if entry.name.startswith(at)]
+        return [Entry(entry.name[len(at) :], entry.size, entry.crc) for entry in below]
+
+    @functools.cached_property
+    def _listed(self) -> list[Entry]:
+        """Every file below root: a hundred thousand, which are listed once."""
+        return self._tree.files()
 
     @functools.cached_property
     def _located(self) -> tuple[View, str]:
         """The view and the folder in it that holds train, val and test."""
-        if self.root is None:
-            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder or zip of OCT2017")
-        tree = archive.view(self.root)
-        found = sorted(set(_bases(tree)))
+        found = sorted(set(_bases(self._listed)))
         if len(found) != 1:
             what = f"{len(found)} copies of the release ({', '.join(found)})" if found else "no OCT2017 release"
             raise AnomedError(
                 f"{self.root}: found {what}, expected one folder with {LAYOUT}; set domains.{self.domain}.root to the "
                 "right folder, unpacked where it is a zip"
             )
-        return tree, found[0]
+        return self._tree, found[0]
+
+    @functools.cached_property
+    def _tree(self) -> View:
+        if self.root is None:
+            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder or zip of OCT2017")
+        return archive.view(self.root)
 
 
-def _bases(tree: View) -> Iterator[str]:
+def _bases(entries: list[Entry]) -> Iterator[str]:
     """Folders with images of train and of test and with an abnormal class: the release's chest films have none such."""
     held: dict[str, set[str]] = defaultdict(set)
-    for entry in tree.files():
+    for entry in entries:
         place = _PLACE.fullmatch(entry.name)
         if place and not bmad_layout.is_stray(entry.name):
             held[place["base"] or ""].update((place["part"], place["kind"]))

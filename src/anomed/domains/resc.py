@@ -74,6 +74,7 @@ class Resc(Source):
 
     def fingerprint(self) -> str:
         """Digest of the names and contents of images and labels of both parts, and of files in wrong places."""
+        self._scans()  # tells a wrong root before all that lies there is read
         places, problems = self._survey
         names = {name for pair in places.values() for name in pair.values()} | {p.row["case"] for p in problems}
         entries = [entry for entry in self._files if entry.name in names]
@@ -89,7 +90,9 @@ class Resc(Source):
         shares = Shares(train=0, valid=self.options.valid, test=1 - self.options.valid)
         advice = "change the share"
         # Nearly every patient has normal and abnormal B-scans: one group, given as both, goes the same way twice.
-        splits = divide(held_out, held_out, shares, self.options.seed, f"domains.{self.domain}.valid", advice)
+        splits = divide(
+            held_out, held_out, shares, self.options.seed, f"domains.{self.domain}.valid", advice, self.problems
+        )
         cases = []
         for scan in console.track(scans, f"read labels of {self.domain}"):
             if scan.part == "training" and scan.patient in held_out:

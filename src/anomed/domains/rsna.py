@@ -63,6 +63,8 @@ class Rsna(Source):
 
     def fingerprint(self) -> str:
         """Digest of the names and contents of the tables and the labelled films, others left out."""
+        if self.options.mapping is not None:
+            self._mapping(self._base + self.options.mapping)  # a wrong one is told when the run is planned
         return records.digest(archive.identity(self._tree, "", self._used, self.hashes))
 
     def cases(self) -> list[Case]:
@@ -122,7 +124,7 @@ class Rsna(Source):
         abnormal = {patient for name, patient in patients.items() if kinds[name] != {"Normal"}}
         where = f"domains.{self.domain}.split"
         normal = set(patients.values()) - abnormal
-        return divide(normal, abnormal, self.options.split, self.options.seed, where, f"change {where}")
+        return divide(normal, abnormal, self.options.split, self.options.seed, where, f"change {where}", self.problems)
 
     def _case(self, name: str, patient: str, split: str, kind: str, boxes: tuple[Box, ...]) -> Case:
         image_id = f"{split}/{'good' if kind == 'Normal' else 'Ungood'}/{name}"
@@ -168,18 +170,20 @@ class Rsna(Source):
     def _boxes(self) -> dict[str, list[Box]]:
         """The boxes of every film of the label table, [] for Target 0: x0, y0, x1, y1 in pixels."""
         boxes: dict[str, list[Box]] = defaultdict(list)
+        targets: dict[str, str] = {}
         keys = ("x", "y", "width", "height")
         for line, row in self._rows(LABELS, ("patientId", *keys, "Target")):
-            texts = [row[key] for key in keys]
-            if row["Target"] == "0" and not any(texts):
-                boxes[row["patientId"]] += []
-                continue
+            name, target, texts = row["patientId"], row["Target"], [row[key] for key in keys]
             x, y, width, height = map(_number, texts)
-            if row["Target"] == "1" and min(x, y) >= 0 and min(width, height) > 0:
-                boxes[row["patientId"]].append((x, y, x + width, y + height))
+            if target in ("0", "1") and (first := targets.setdefault(name, target)) != target:
+                self._malformed(LABELS, line, f"Target {target}", f"Target {first}, as an earlier line of {name} has")
+            elif target == "0" and not any(texts):
+                boxes[name] += []
+            elif target == "1" and min(x, y) >= 0 and min(width, height) > 0:
+                boxes[name].append((x, y, x + width, y + height))
             else:
                 expected = "Target 0 without numbers, or Target 1 with x, y >= 0 and width, height > 0"
-                self._malformed(LABELS, line, f"Target {row['Target']!r}, box {', '.join(texts)!r}", expected)
+                self._malformed(LABELS, line, f"Target {target!r}, box {', '.join(texts)!r}", expected)
         return dict(boxes)
 
     def _malformed(self, table: str, line: int, found: str, expected: str) -> None:
@@ -195,7 +199,13 @@ class Rsna(Source):
             )
         try:
             reader = csv.DictReader(io.StringIO(self._tree.read(self._base + table).decode("utf-8-sig"), newline=""))
-            rows = [(reader.line_num, {key: (row[key] or "").strip() for key in columns}) for row in reader]
+            rows = []
+            for row in reader:
+                if None in row:
+                    found, expected = f"{len(row[None])} cells too many", f"{len(reader.fieldnames or ())} cells"
+                    self._malformed(table, reader.line_num, found, expected)
+                else:
+                    rows.append((reader.line_num, {key: (row[key] or "").strip() for key in columns}))
         except (UnicodeDecodeError, csv.Error, KeyError) as error:
             fault = f"no column {error}" if isinstance(error, KeyError) else str(error)
             raise AnomedError(
@@ -214,7 +224,7 @@ class Rsna(Source):
                 patient = re.fullmatch(r"([0-9]{8})_[0-9]{3}(\.png)?", row["img_id"])
                 if patient is None or found.setdefault(row["subset_img_id"], patient[1]) != patient[1]:
                     raise ValueError(f"unexpected entry {row['img_id']!r} for {row['subset_img_id']!r}")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise AnomedError(
                 f"{place}: {error}; expected a JSON list of objects with `subset_img_id` (the patientId, once) and "
                 "`img_id` (such as 00000004_003.png)"
@@ -258,6 +268,6 @@ class Rsna(Source):
 def _number(text: str) -> float:
     """The number that a cell holds; -1, which no box allows, for anything else."""
     try:
-        return value if math.isfinite(value := float(text)) else -1.0
+        return value if math.isfinite(value := float(text)) and "_" not in text else -1.0  # float() takes 1_0 for 10
     except ValueError:
         return -1.0

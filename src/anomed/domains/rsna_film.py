@@ -1,12 +1,18 @@
 """A radiograph's DICOM file as the RSNA challenge has it: strictly 8-bit grey, or refused with the reason."""
 
+import re
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from anomed.images import MAX_PIXELS
 from anomed.manifest import CaseProblem
 
+_STORED = re.compile(
+    rb"\xe0\x7f\x10\x00(?:O[BW]\0\0)?(.{4})", re.DOTALL
+)  # the pixels' element, little endian: its length
+_PACKED = 0xFFFFFFFF  # no length: frames of JPEG or the like, whose decoder tells their size
 _WANTED = {  # name -> tag, the value it must have where it stands
     "BitsAllocated": ("0028|0100", 8),
     "BitsStored": ("0028|0101", 8),
@@ -36,9 +42,10 @@ def read(data: bytes, name: str, patient: str, work: Path) -> np.ndarray:
             reader.ReadImageInformation()
             tags = {key: reader.GetMetaData(key).strip("\0 ") for key in reader.GetMetaDataKeys()}
             _check_tags(tags, name, patient)
+            _check_size(tags, data, name)
             image = SimpleITK.GetArrayFromImage(reader.Execute())  # GDCM inverts MONOCHROME1 and checks the length
         except RuntimeError as error:
-            reason = str(error).rpartition(": ")[2]  # before it stand addresses, other in every run
+            reason = " ".join(str(error).rpartition(": ")[2].split())  # before it stand addresses, other in every run
             found, hint = f"no image that decodes ({reason})", "copy or download it again"
             raise CaseProblem(name, "damaged_dicom", found, "a DICOM film", hint) from None
     rows, columns = int(tags["0028|0010"]), int(tags["0028|0011"])
@@ -59,6 +66,20 @@ def _check_tags(tags: dict[str, str], name: str, patient: str) -> None:
     if wrong:
         hint = "the challenge's films are 8-bit: download it again; films of your own belong to another source"
         raise CaseProblem(name, "pixel_format", ", ".join(wrong), "unsigned 8-bit grey levels, not rescaled", hint)
+
+
+def _check_size(tags: dict[str, str], data: bytes, name: str) -> None:
+    """Raises CaseProblem for a film too large, or with other than its rows and columns: GDCM fills in or cuts off."""
+    rows, columns = int(tags["0028|0010"]), int(tags["0028|0011"])
+    if rows * columns > MAX_PIXELS:
+        hint = "check the file: no film is as large"
+        raise CaseProblem(name, "too_large", f"{rows} x {columns} pixels", f"at most {MAX_PIXELS:,} pixels", hint)
+    frames = int(float(tags.get("0028|0008") or 1))
+    stored = int.from_bytes(match[1], "little") if (match := _STORED.search(data)) else _PACKED
+    whole = rows * columns * frames
+    if stored not in (_PACKED, whole, whole + whole % 2):
+        found, expected = f"{stored:,} bytes of pixels", f"{rows} x {columns} pixels, as its header says"
+        raise CaseProblem(name, "damaged_dicom", found, expected, "copy or download it again")
 
 
 def _is(value: str | int, number: int) -> bool:

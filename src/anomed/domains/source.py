@@ -102,8 +102,12 @@ class Source:
 
     @property
     def hashes(self) -> Path:
-        """Where hashes of the files at `root` are remembered; may be deleted at any time."""
-        return self.work / "hashes" / f"{records.digest(str(self.root and self.root.absolute()))[:16]}.json"
+        """Where hashes of the files at `root` are remembered; may be deleted at any time.
+
+        One file a domain: two that read other files of one root would forget each other's, and read all at every call.
+        """
+        place = records.digest([self.domain, str(self.root and self.root.absolute())])
+        return self.work / "hashes" / f"{place[:16]}.json"
 
     def cases(self) -> list[Case]:
         """Every image of the domain, in any order; pixels are read later, one by one, through `Case.load`."""

@@ -129,8 +129,8 @@ class Block:
         return [f"{', '.join(labels)}: no value, {reason}" for reason, labels in found.items()]
 
     def _missing(self, metric: str) -> str:
-        """The one reason why no system has a value; empty when a system has one, or when reasons differ."""
-        reasons = {self.cells[system, metric].reason for system in self.seeds}
+        """The one reason why no system that runs here has a value; empty when one has one, or when reasons differ."""
+        reasons = {self.cells[system, metric].reason for system, seeds in self.seeds.items() if seeds}
         return reasons.pop() if len(reasons) == 1 else ""
 
     def notes(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ class Block:
         found = [*self.omitted(), *([f"Models: {self.models}"] if self.models else [])]
         if self.columns():
             found.append(f"Intervals: {resampling(self.bootstrap)}")
-            found += [f"{DAGGER} {system}: {mark}" for system, mark in self.marks.items()]
+            found += [f"{DAGGER} {system}: {mark.rstrip('.')}" for system, mark in self.marks.items()]
         return [*found, *([f"Counted: {'; or '.join(self.counted)}"] if self.counted else [])]
 
 
