@@ -2,13 +2,11 @@
 
 import functools
 import re
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from anomed import archive, plugins, records
-from anomed.archive import Entry
 from anomed.domains import brats2021_bmad, named_files
 from anomed.domains.brats2021_bmad import Choice
 from anomed.domains.division import Shares, spread
@@ -70,9 +68,9 @@ class Brats2021(Source):
         """Digest of the names and contents of the files that are read, and of BMAD's list where it is."""
         found = self._survey.found
         used = [path for files in found.values() for kind in ("image", "lesion") for path in files.get(kind, [])]
-        entries = [self._entries[path] for path in sorted(used)]
+        entries = [self.entries[path] for path in sorted(used)]
         listed = records.digest_file(brats2021_bmad.LIST) if self.options.variant else ""
-        return records.digest([archive.identity(archive.Folder(self._folder), "", entries, self.hashes), listed])
+        return records.digest([archive.identity(self.tree, "", entries, self.hashes), listed])
 
     def scans(self) -> list[Scan]:
         """Every subject without a problem, by name. Reads no voxels.
@@ -89,7 +87,7 @@ class Brats2021(Source):
                 split=choice.split,
                 source_file=found[name]["image"][0],
                 fetch=functools.partial(
-                    Files, self._folder / found[name]["image"][0], self._folder / found[name]["lesion"][0]
+                    Files, self.tree.root / found[name]["image"][0], self.tree.root / found[name]["lesion"][0]
                 ),
                 abnormal=True,
                 pathology="glioma",
@@ -107,17 +105,17 @@ class Brats2021(Source):
         patients = {name: name.rpartition("-")[0] or name for name in names}
         advice = "give a split the share 0"
         divided = spread(
-            patients.values(), self.options.split.model_dump(), self.options.seed, "patients", f"{self._where}.split",
+            patients.values(), self.options.split.model_dump(), self.options.seed, "patients", f"{self.where}.split",
             advice,
         )  # fmt: skip
         return {name: Choice(divided[patient], None, None) for name, patient in patients.items()}, []
 
     @functools.cached_property
     def _survey(self) -> Survey:
-        found = named_files.find(self._entries, self._named)
+        found = named_files.find(self.entries, self._named)
         old = [name for name in found if name.startswith("BraTS2021")]
         if not found:
-            raise AnomedError(f"{self.root}: no volume of BraTS among {len(self._entries)} files; expected {_LAYOUT}")
+            raise AnomedError(f"{self.root}: no volume of BraTS among {len(self.entries)} files; expected {_LAYOUT}")
         if old and len(old) < len(found):
             raise AnomedError(
                 f"{self.root}: found {len(old)} subjects named as in 2021 and {len(found) - len(old)} named as in "
@@ -125,15 +123,15 @@ class Brats2021(Source):
             )
         if self.options.variant == "bmad" and not old:
             raise AnomedError(
-                f"{self._where}.variant: BMAD's list names subjects as BraTS2021_00000, found {next(iter(found))}; set "
-                f"{self._where}.root to the release of 2021"
+                f"{self.where}.variant: BMAD's list names subjects as BraTS2021_00000, found {next(iter(found))}; set "
+                f"{self.where}.root to the release of 2021"
             )
         known = sum(len(paths) for files in found.values() for paths in files.values())
-        kept = named_files.without(found, self.options.exclude, self._where)
+        kept = named_files.without(found, self.options.exclude, self.where)
         return Survey(
             kept,
             {name: list(named_files.faults(name, files, self._expected(name))) for name, files in kept.items()},
-            len(self._entries) - known,
+            len(self.entries) - known,
         )
 
     def _named(self, path: str) -> tuple[str, str] | None:
@@ -150,17 +148,3 @@ class Brats2021(Source):
         if name.startswith("BraTS2021"):
             return {"image": f"{name}_{contrast}", "lesion": f"{name}_seg"}
         return {"image": f"{name}-{_OF_2023[contrast]}", "lesion": f"{name}-seg"}
-
-    @functools.cached_property
-    def _entries(self) -> dict[str, Entry]:
-        return named_files.entries(self.root, self._where)
-
-    @property
-    def _where(self) -> str:
-        return f"domains.{self.domain}"
-
-    @property
-    def _folder(self) -> Path:
-        if self.root is None:
-            raise AnomedError(f"{self._where}.root: missing; expected the folder of the volumes")
-        return self.root

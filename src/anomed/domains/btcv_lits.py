@@ -9,7 +9,6 @@ from typing import NamedTuple
 from pydantic import Field, model_validator
 
 from anomed import archive, plugins, records, volumes
-from anomed.archive import Entry
 from anomed.domains import named_files
 from anomed.domains.division import spread
 from anomed.domains.named_files import Found
@@ -80,8 +79,8 @@ class BtcvLits(Source):
     def fingerprint(self) -> str:
         """Digest of the names and contents of the subjects' files, others left out."""
         used = sorted(path for files in self._survey.found.values() for paths in files.values() for path in paths)
-        entries = [self._entries[path] for path in used]
-        return records.digest(archive.identity(archive.Folder(self._folder), "", entries, self.hashes))
+        entries = [self.entries[path] for path in used]
+        return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def scans(self) -> list[Scan]:
         """Every subject without a problem, by name. Reads no voxels: masks are written when a scan is fetched.
@@ -93,7 +92,7 @@ class BtcvLits(Source):
         self.problems = [fault for name in sorted(faults) for fault in faults[name]]
         lits = [name for name in found if name.startswith("LiTS")]
         divided = spread(
-            lits, self.options.split.model_dump(), self.options.seed, "subjects of LiTS", f"{self._where}.split",
+            lits, self.options.split.model_dump(), self.options.seed, "subjects of LiTS", f"{self.where}.split",
             "give valid the share 0",
         )  # fmt: skip
         return [
@@ -110,7 +109,7 @@ class BtcvLits(Source):
         ]
 
     def _fetch(self, name: str, files: dict[str, list[str]]) -> Files:
-        image, organ = self._folder / files["image"][0], self._folder / files["organ"][0]
+        image, organ = self.tree.root / files["image"][0], self.tree.root / files["organ"][0]
         if name.startswith("BTCV"):
             return Files(image, organ=self._mask(name, organ, _LIVER))
         return Files(image, lesion=self._mask(name, organ, _LESION), organ=organ)
@@ -131,34 +130,20 @@ class BtcvLits(Source):
 
     @functools.cached_property
     def _survey(self) -> Survey:
-        found = named_files.find(self._entries, _named)
-        for path in [path for path in self._entries if _UNLABELLED.search(path)]:
+        found = named_files.find(self.entries, _named)
+        for path in [path for path in self.entries if _UNLABELLED.search(path)]:
             name = _named(path)
             if name and name[0].startswith("BTCV") and "organ" not in found.get(name[0], {"organ": []}):
                 found.pop(name[0])  # the same scan may lie in two such folders
         for prefix, layout in _LAYOUT.items():
             if not any(name.startswith(prefix) for name in found):
                 raise AnomedError(
-                    f"{self.root}: no volume of {prefix} among {len(self._entries)} files; expected below it {layout}"
+                    f"{self.root}: no volume of {prefix} among {len(self.entries)} files; expected below it {layout}"
                 )
         known = sum(len(paths) for files in found.values() for paths in files.values())
-        kept = named_files.without(found, self.options.exclude, self._where)
+        kept = named_files.without(found, self.options.exclude, self.where)
         faults = {name: list(named_files.faults(name, files, _expected(name))) for name, files in kept.items()}
-        return Survey(kept, faults, len(self._entries) - known)
-
-    @functools.cached_property
-    def _entries(self) -> dict[str, Entry]:
-        return named_files.entries(self.root, self._where)
-
-    @property
-    def _where(self) -> str:
-        return f"domains.{self.domain}"
-
-    @property
-    def _folder(self) -> Path:
-        if self.root is None:
-            raise AnomedError(f"{self._where}.root: missing; expected the folder of the volumes")
-        return self.root
+        return Survey(kept, faults, len(self.entries) - known)
 
 
 def _named(path: str) -> tuple[str, str] | None:

@@ -12,7 +12,6 @@ from typing import Literal
 from pydantic import Field
 
 from anomed import archive, images, plugins, records
-from anomed.archive import Entry, View
 from anomed.domains import camelyon16_slide
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
@@ -98,8 +97,8 @@ class Camelyon16(Source):
 
         The first call reads the listed slides whole, as any change in them must be noticed.
         """
-        entries = [self._files[name] for name in sorted(self._survey.used)]
-        return records.digest(archive.identity(self._tree, "", entries, self.hashes))
+        entries = [self.entries[name] for name in sorted(self._survey.used)]
+        return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def cases(self) -> list[Case]:
         """Every patch that is listed, or lies in a class folder, and is there. Reads no pixels.
@@ -108,7 +107,7 @@ class Camelyon16(Source):
         there is nothing to read.
         """
         self.problems = list(self._survey.problems)
-        self.ignored = len(self._files) - len(self._survey.used)
+        self.ignored = len(self.entries) - len(self._survey.used)
         return list(self._survey.cases)
 
     @functools.cached_property
@@ -118,7 +117,7 @@ class Camelyon16(Source):
         patches = self._patches(survey)
         if not patches and not coordinates:
             raise AnomedError(
-                f"{self.root}: neither coordinate files nor patches among {len(self._files)} files; expected BMAD's "
+                f"{self.root}: neither coordinate files nor patches among {len(self.entries)} files; expected BMAD's "
                 "coords/*.txt beside patches or slides, or patches <slide>_<x>_<y>.png in folders `normal` and `tumor`"
             )
         if not coordinates:
@@ -134,7 +133,7 @@ class Camelyon16(Source):
     def _coordinates(self) -> dict[str, str]:
         """The coordinate files by name without .txt: all five or none."""
         found: dict[str, str] = {}
-        for path in self._files:
+        for path in self.entries:
             folder, _, name = f"/{path}".rpartition("/")
             stem = name.removesuffix(".txt")
             if folder.endswith("/coords") and name != stem and stem in LISTS:
@@ -154,7 +153,7 @@ class Camelyon16(Source):
         first: dict[Spot, str] = {}
         for stem, place in LISTS.items():
             survey.used.add(coordinates[stem])
-            text = self._tree.read(coordinates[stem]).decode("utf-8-sig", "replace")
+            text = self.tree.read(coordinates[stem]).decode("utf-8-sig", "replace")
             if not text.strip():
                 survey.problem(coordinates[stem], "empty_list", "no line", "a line a patch", "copy the file again")
             for number, line in enumerate(map(str.strip, text.split("\n")), 1):
@@ -174,7 +173,7 @@ class Camelyon16(Source):
     def _patches(self, survey: Survey) -> dict[Spot, str]:
         """The patches at root by place. Where there is one, any other picture is a problem, unless it is hidden."""
         patches: dict[Spot, str] = {}
-        names = {path: path.rpartition("/")[2] for path in self._files}
+        names = {path: path.rpartition("/")[2] for path in self.entries}
         small = {path: name for path, name in names.items() if name.lower().endswith(_PICTURES) and name[0] != "."}
         matches = {path: _PATCH.fullmatch(name) for path, name in small.items()}
         for path, match in matches.items() if any(matches.values()) else ():
@@ -200,16 +199,16 @@ class Camelyon16(Source):
 
     def _use_slides(self, survey: Survey, listed: dict[Spot, tuple[str, int]]) -> None:
         slides = defaultdict(list)
-        for path in self._files:
+        for path in self.entries:
             name = path.rpartition("/")[2]
             if name.lower().endswith(".tif") and not name.startswith("."):
                 slides[name[:-4]].append(path)
         if not slides:
             raise AnomedError(
-                f"{self.root}: coordinate files, but neither a patch nor a slide among {len(self._files)} files; "
+                f"{self.root}: coordinate files, but neither a patch nor a slide among {len(self.entries)} files; "
                 "expected <slide>_<x>_<y>.png or <slide>.tif"
             )
-        if not isinstance(self._tree, archive.Folder):
+        if not isinstance(self.tree, archive.Folder):
             raise AnomedError(f"{self.root}: a zip; slides are read in place: unpack it and set `root` to the folder")
         camelyon16_slide.require()
         for slide in sorted({spot.slide for spot in listed}):
@@ -248,7 +247,7 @@ class Camelyon16(Source):
 
     def _read(self, path: str) -> Pixels:
         try:
-            data = self._tree.read(path)
+            data = self.tree.read(path)
             image = images.read_png(data, path, colour=True)
         except images.ImageProblem as problem:
             raise CaseProblem(path, problem.code, problem.found, problem.expected, problem.hint) from None
@@ -262,19 +261,9 @@ class Camelyon16(Source):
 
     def _cut(self, path: str, spot: Spot) -> Pixels:
         shift = SIZE // 2 if self.options.anchor == "centre" else 0
-        file = Path(self._tree.root, path)
+        file = Path(self.tree.root, path)
         image, digest = camelyon16_slide.cut(file, path, spot.x - shift, spot.y - shift, SIZE)
         return Pixels(image, None, digest)
-
-    @functools.cached_property
-    def _files(self) -> dict[str, Entry]:
-        return {entry.name: entry for entry in self._tree.files()}
-
-    @functools.cached_property
-    def _tree(self) -> View:
-        if self.root is None:
-            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder of patches or slides")
-        return archive.view(self.root)
 
 
 def _spot(match: re.Match[str]) -> Spot:

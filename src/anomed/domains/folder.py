@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import Field
 
 from anomed import archive, images, plugins, records
-from anomed.archive import Entry, View
 from anomed.domains import folder_layout, folder_table, volumes_layout
 from anomed.domains.division import Shares, divide
 from anomed.domains.folder_layout import Layout
@@ -57,7 +56,6 @@ class FolderSource(Source):
 
     def __init__(self, domain: str, options: Any, root: Path | None, work: Path):
         super().__init__(domain, options, root, work)
-        self._where = f"domains.{domain}"
         default = "{split}/{label}/{name}" if options.table is None else "{name}"
         self._patterns = {"image": default if options.image is None else options.image}
         if options.mask is not None:
@@ -66,10 +64,10 @@ class FolderSource(Source):
             known = folder_layout.FIELDS if kind == "image" else folder_layout.fields(self._patterns["image"])
             if fault := folder_layout.pattern_fault(pattern, known):
                 raise AnomedError(
-                    f"{self._where}.{kind}: {pattern!r} {fault}; expected for example '{kind}s/{{name}}.png'"
+                    f"{self.where}.{kind}: {pattern!r} {fault}; expected for example '{kind}s/{{name}}.png'"
                 )
         if options.table is not None and (fault := volumes_layout.path_fault(options.table)):
-            raise AnomedError(f"{self._where}.table: {options.table!r} {fault}; expected for example images.csv")
+            raise AnomedError(f"{self.where}.table: {options.table!r} {fault}; expected for example images.csv")
 
     @property
     def colour(self) -> bool:
@@ -85,8 +83,8 @@ class FolderSource(Source):
         pictures, problems = self._survey.pictures, self._survey.problems
         used = {self.options.table} | {problem.row["case"] for problem in problems}
         used |= {picture.path for picture in pictures} | {picture.mask for picture in pictures}
-        entries = [entry for entry in self._entries.values() if entry.name in used]
-        return records.digest(archive.identity(self._tree, "", entries, self.hashes))
+        entries = [entry for entry in self.entries.values() if entry.name in used]
+        return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def cases(self) -> list[Case]:
         """Every image without a problem. Reads no pixels.
@@ -106,8 +104,8 @@ class FolderSource(Source):
         if not usable:
             first = f", first problem: {problems[0]}" if problems else ""
             raise AnomedError(
-                f"{self.root}: no image among {len(self._entries)} files; expected images named "
-                f"{self._patterns['image']!r} ({self._where}.image){first}"
+                f"{self.root}: no image among {len(self.entries)} files; expected images named "
+                f"{self._patterns['image']!r} ({self.where}.image){first}"
             )
         return usable
 
@@ -116,7 +114,7 @@ class FolderSource(Source):
         normal = {picture.subject or picture.path for picture in pictures} - abnormal
         advice = "give the table a column `split`, or `image` a folder {split}"
         return divide(
-            normal, abnormal, self.options.split, self.options.seed, f"{self._where}.split", advice, self.problems
+            normal, abnormal, self.options.split, self.options.seed, f"{self.where}.split", advice, self.problems
         )
 
     def _case(self, picture: Picture, split: str) -> Case:
@@ -149,39 +147,29 @@ class FolderSource(Source):
 
     def _read(self, name: str) -> bytes:
         try:
-            return self._tree.read(name)
+            return self.tree.read(name)
         except AnomedError as error:
             found = f"a file that cannot be read ({error})"
             raise CaseProblem(name, "unreadable_file", found, "a whole image", "copy or export it again") from None
 
     @functools.cached_property
     def _survey(self) -> Survey:
-        return Survey(self._layout, self._patterns, self._table, set(self._entries), self._where)
+        return Survey(self._layout, self._patterns, self._table, set(self.entries), self.where)
 
     @functools.cached_property
     def _layout(self) -> Layout:
         rows = self._table.rows if self._table else []
         listed = {self.options.table} | {row.image for row in rows} | {row.mask for row in rows}
-        return Layout(self._entries, self._patterns, listed)
+        return Layout(self.entries, self._patterns, listed)
 
     @functools.cached_property
     def _table(self) -> Table | None:
         name = self.options.table
         if name is None:
             return None
-        if name not in self._entries:
-            raise AnomedError(f"{self.root}: {name} not found; {self._where}.table names the table of images")
-        return folder_table.read(self._tree.read(name), f"{self.root}: {name}")
-
-    @functools.cached_property
-    def _entries(self) -> dict[str, Entry]:
-        return {entry.name: entry for entry in self._tree.files()}
-
-    @functools.cached_property
-    def _tree(self) -> View:
-        if self.root is None:
-            raise AnomedError(f"{self._where}.root: missing; expected the folder or zip of the images")
-        return archive.view(self.root)
+        if name not in self.entries:
+            raise AnomedError(f"{self.root}: {name} not found; {self.where}.table names the table of images")
+        return folder_table.read(self.tree.read(name), f"{self.root}: {name}")
 
 
 def _mask(data: bytes, name: str) -> np.ndarray:

@@ -1,12 +1,10 @@
 """The table of images that a user gives with a folder: read, and every fault named by its line."""
 
-import csv
-import io
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from anomed.domains import folder_layout, volumes_layout
+from anomed.domains import folder_layout, tables, volumes_layout
 from anomed.errors import AnomedError
 
 COLUMNS = ("image", "split", "label", "subject", "mask", "boxes", "pathology")
@@ -38,46 +36,11 @@ class Table:
 
 
 def read(data: bytes, name: str) -> Table:
-    """A CSV in UTF-8 with the column `image` and any other of `COLUMNS`; further columns are passed over.
-
-    By the csv module: unlike pandas it knows the line of a row, and a row of too few or too many cells is seen. Raises
-    AnomedError naming the table, the line and the fault.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise AnomedError(f"{name}, line {line}: not UTF-8; save the table as CSV in UTF-8") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows = []
-    try:
-        header = next(reader, [])
-        _check_header(header)
-        for cells in reader:
-            if any(cells):  # spreadsheets write empty lines below the last
-                rows.append(_row(header, cells, f"{name}, line {reader.line_num}"))
-    except csv.Error as error:
-        raise AnomedError(f"{name}, line {reader.line_num}: not CSV ({error}); save the table again") from None
-    except AnomedError as error:
-        raise AnomedError(f"{name}, line {reader.line_num}: {error}") from None
-    if not rows:
-        raise AnomedError(f"{name}, line 2: found no image, expected one line for each")
-    return Table(rows, frozenset(header))
+    """A CSV with the column `image` and any other of `COLUMNS`. Raises AnomedError as `tables.read`."""
+    return Table(*tables.read(data, name, COLUMNS, "image", lambda row, line: _row(row, f"{name}, line {line}")))
 
 
-def _check_header(header: list[str]) -> None:
-    for column in header:
-        plain = column.strip().lower()
-        if plain in COLUMNS and (column != plain or header.count(column) > 1):
-            raise AnomedError(f"found columns {header}, expected {plain!r} once, without capitals and spaces")
-    if "image" not in header:
-        raise AnomedError(f"found columns {header}, expected `image` among them, separated by commas")
-
-
-def _row(header: list[str], cells: list[str], place: str) -> Row:
-    if len(cells) != len(header):
-        raise AnomedError(f"found {len(cells)} cells, expected {len(header)} as in the first line")
-    row = dict(zip(header, cells, strict=True))
+def _row(row: dict[str, str], place: str) -> Row:
     split, label = row.get("split"), row.get("label")
     if split is not None and split.lower() not in folder_layout.SPLITS:
         raise AnomedError(f"found split {split!r}, expected one of {', '.join(folder_layout.SPLITS)}")

@@ -1,27 +1,12 @@
 """Volumes whose file names alone say whose they are and what they show: found at any depth below `root`, each once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
-from anomed import archive
-from anomed.archive import Entry
 from anomed.errors import AnomedError
 from anomed.manifest import CaseProblem
 from anomed.settings import nearest
 
 Found = dict[str, dict[str, list[str]]]  # subject -> kind of file -> paths relative to root, sorted
-
-
-def entries(root: Path | None, where: str) -> dict[str, Entry]:
-    """Every file below a folder, by its path. Raises AnomedError when `root` is no folder."""
-    if root is None:
-        raise AnomedError(f"{where}.root: missing; expected the folder of the volumes")
-    if not root.exists():
-        raise AnomedError(f"{root}: not found; {where}.root must name the folder of the volumes")
-    tree = archive.view(root)
-    if not isinstance(tree, archive.Folder):
-        raise AnomedError(f"{root}: a zip; volumes are read in place: unpack it and set `root` to the folder")
-    return {entry.name: entry for entry in tree.files()}
 
 
 def find(paths: Iterable[str], named: Callable[[str], tuple[str, str] | None]) -> Found:

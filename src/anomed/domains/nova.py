@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from anomed import archive, images, plugins, records
-from anomed.archive import Entry, View
+from anomed.archive import Entry
 from anomed.domains import nova_table
 from anomed.domains.nova_table import Row
 from anomed.domains.source import Source
@@ -56,12 +56,12 @@ class Nova(Source):
     def fingerprint(self) -> str:
         """Digest of the names and contents of the annotation files and of all PNGs."""
         names = {*self._found.tables, *self._found.pictures}
-        entries = [entry for entry in self._tree.files() if entry.name in names]
-        return records.digest(archive.identity(self._tree, "", entries, self.hashes))
+        entries = [entry for entry in self.tree.files() if entry.name in names]
+        return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def cases(self) -> list[Case]:
         """Every image whose row is whole, by file name. Reads no pixels. Raises AnomedError when there is none."""
-        rows, problems = nova_table.read(self._tree, self._found.tables)
+        rows, problems = nova_table.read(self.tree, self._found.tables)
         self.problems = [*problems, *_contradictions(rows)]
         disputed = {problem.row["case"] for problem in self.problems}
         cases, images_found = [], set()
@@ -138,7 +138,7 @@ class Nova(Source):
 
     def _load(self, name: str, gold: list[Box]) -> Pixels:
         try:
-            data = self._tree.read(name)
+            data = self.tree.read(name)
         except AnomedError as error:
             found = f"a file that cannot be read ({error})"
             raise CaseProblem(name, "unreadable_file", found, "a whole PNG", "copy or download it again") from None
@@ -154,14 +154,8 @@ class Nova(Source):
         return Pixels(image, None, hashlib.sha256(data).hexdigest())
 
     @functools.cached_property
-    def _tree(self) -> View:
-        if self.root is None:
-            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder or zip of NOVA")
-        return archive.view(self.root)
-
-    @functools.cached_property
     def _found(self) -> Found:
-        entries = self._tree.files()
+        entries = self.tree.files()
         visible = {entry.name: entry for entry in entries if not _is_stray(entry.name)}
         try:
             tables = nova_table.locate(visible)

@@ -202,7 +202,7 @@ class Oct2017(Source):
     @functools.cached_property
     def _listed(self) -> list[Entry]:
         """Every file below root: a hundred thousand, which are listed once."""
-        return self._tree.files()
+        return self.tree.files()
 
     @functools.cached_property
     def _located(self) -> tuple[View, str]:
@@ -214,13 +214,7 @@ class Oct2017(Source):
                 f"{self.root}: found {what}, expected one folder with {LAYOUT}; set domains.{self.domain}.root to the "
                 "right folder, unpacked where it is a zip"
             )
-        return self._tree, found[0]
-
-    @functools.cached_property
-    def _tree(self) -> View:
-        if self.root is None:
-            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder or zip of OCT2017")
-        return archive.view(self.root)
+        return self.tree, found[0]
 
 
 def _bases(entries: list[Entry]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from anomed import archive, console, images, plugins, records
-from anomed.archive import Entry, View
+from anomed.archive import Entry
 from anomed.domains import bmad_layout
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
@@ -78,7 +78,7 @@ class Resc(Source):
         places, problems = self._survey
         names = {name for pair in places.values() for name in pair.values()} | {p.row["case"] for p in problems}
         entries = [entry for entry in self._files if entry.name in names]
-        return records.digest(archive.identity(self._tree, "", entries, self.hashes))
+        return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def cases(self) -> list[Case]:
         """Every B-scan of a split. Reads the label images: only they tell which B-scans are normal.
@@ -164,7 +164,7 @@ class Resc(Source):
     def _read(self, name: str) -> tuple[np.ndarray, str]:
         """Grey levels of a file, uint8 H x W, and the sha256 of its bytes."""
         try:
-            data = self._tree.read(name)
+            data = self.tree.read(name)
             return images.read_image(data, name, colour=False), hashlib.sha256(data).hexdigest()
         except images.ImageProblem as problem:
             raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
@@ -193,10 +193,4 @@ class Resc(Source):
 
     @functools.cached_property
     def _files(self) -> list[Entry]:
-        return self._tree.files()
-
-    @functools.cached_property
-    def _tree(self) -> View:
-        if self.root is None:
-            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder or zip of RESC: {LAYOUT}")
-        return archive.view(self.root)
+        return self.tree.files()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from anomed import archive, plugins, records
-from anomed.archive import Entry, View
+from anomed.archive import Entry
 from anomed.domains import rsna_film
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
@@ -65,14 +65,14 @@ class Rsna(Source):
         """Digest of the names and contents of the tables and the labelled films, others left out."""
         if self.options.mapping is not None:
             self._mapping(self._base + self.options.mapping)  # a wrong one is told when the run is planned
-        return records.digest(archive.identity(self._tree, "", self._used, self.hashes))
+        return records.digest(archive.identity(self.tree, "", self._used, self.hashes))
 
     def cases(self) -> list[Case]:
         """Every film that both tables and the folder agree upon. Reads no pixels.
 
         Raises AnomedError for tables that cannot be read, an unknown excluded film, or too few films to divide.
         """
-        self.problems, self.ignored = [], len(self._files) - len(self._used)
+        self.problems, self.ignored = [], len(self.entries) - len(self._used)
         kinds, boxes = self._kinds(), self._boxes()
         everyone = kinds.keys() | boxes.keys() | self._films.keys()
         for name in self.options.exclude:
@@ -142,7 +142,7 @@ class Rsna(Source):
 
     def _load(self, name: str, file: str, boxes: tuple[Box, ...]) -> Pixels:
         try:
-            data = self._tree.read(file)
+            data = self.tree.read(file)
         except AnomedError as error:
             hint = "copy or download it again"
             raise CaseProblem(
@@ -193,12 +193,12 @@ class Rsna(Source):
     def _rows(self, table: str, columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
         """Line number and cells of every row. Raises AnomedError when the table or a column is missing."""
         place = f"{self.root}: {self._base}{table}"
-        if self._base + table not in self._files:
+        if self._base + table not in self.entries:
             raise AnomedError(
                 f"{place}: not found; expected it beside {LABELS}: it is part of the download from Kaggle"
             )
         try:
-            reader = csv.DictReader(io.StringIO(self._tree.read(self._base + table).decode("utf-8-sig"), newline=""))
+            reader = csv.DictReader(io.StringIO(self.tree.read(self._base + table).decode("utf-8-sig"), newline=""))
             rows = []
             for row in reader:
                 if None in row:
@@ -216,11 +216,11 @@ class Rsna(Source):
     def _mapping(self, name: str) -> dict[str, str]:
         """RSNA's mapping: film -> NIH patient, the first eight digits of the NIH film's name."""
         place = f"{self.root}: {name}"
-        if name not in self._files:
+        if name not in self.entries:
             raise AnomedError(f"{place}: not found; domains.{self.domain}.mapping names RSNA's file of NIH names")
         found: dict[str, str] = {}
         try:
-            for row in json.loads(self._tree.read(name)):
+            for row in json.loads(self.tree.read(name)):
                 patient = re.fullmatch(r"([0-9]{8})_[0-9]{3}(\.png)?", row["img_id"])
                 if patient is None or found.setdefault(row["subset_img_id"], patient[1]) != patient[1]:
                     raise ValueError(f"unexpected entry {row['img_id']!r} for {row['subset_img_id']!r}")
@@ -235,34 +235,24 @@ class Rsna(Source):
     def _used(self) -> list[Entry]:
         used = {self._base + table for table in (LABELS, CLASSES, self.options.mapping) if table is not None}
         used |= {entry.name for entry in self._films.values()}
-        return [entry for name, entry in self._files.items() if name in used]
+        return [entry for name, entry in self.entries.items() if name in used]
 
     @functools.cached_property
     def _films(self) -> dict[str, Entry]:
         """The labelled films by patientId."""
         pattern = re.compile(re.escape(f"{self._base}{FILMS}/") + r"([^/.][^/]*)\.dcm")
-        return {match[1]: entry for name, entry in self._files.items() if (match := pattern.fullmatch(name))}
+        return {match[1]: entry for name, entry in self.entries.items() if (match := pattern.fullmatch(name))}
 
     @functools.cached_property
     def _base(self) -> str:
         """The folder of the tables within root, ending with a slash; empty for root itself."""
-        found = [name.removesuffix(LABELS) for name in self._files if f"/{name}".endswith(f"/{LABELS}")]
+        found = [name.removesuffix(LABELS) for name in self.entries if f"/{name}".endswith(f"/{LABELS}")]
         if len(found) != 1:
             raise AnomedError(
-                f"{self.root}: {LABELS} found {len(found)} times among {len(self._files)} files, expected once; "
+                f"{self.root}: {LABELS} found {len(found)} times among {len(self.entries)} files, expected once; "
                 f"domains.{self.domain}.root must name the folder or zip of the challenge's stage 2"
             )
         return found[0]
-
-    @functools.cached_property
-    def _files(self) -> dict[str, Entry]:
-        return {entry.name: entry for entry in self._tree.files()}
-
-    @functools.cached_property
-    def _tree(self) -> View:
-        if self.root is None:
-            raise AnomedError(f"domains.{self.domain}.root: missing; expected the folder or zip of the challenge")
-        return archive.view(self.root)
 
 
 def _number(text: str) -> float:

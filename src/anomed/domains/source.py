@@ -1,11 +1,14 @@
 """What a domain source is: the base class of every plug-in in this folder."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from anomed import archive, records
+from anomed.archive import Entry, View
+from anomed.errors import AnomedError
 from anomed.manifest import Case, CaseProblem
 from anomed.settings import Settings
 
@@ -65,6 +68,26 @@ class Source:
         self.ignored = 0
 
     @property
+    def where(self) -> str:
+        """The domain's key in params.yaml, for messages."""
+        return f"domains.{self.domain}"
+
+    @functools.cached_property
+    def tree(self) -> View:
+        """What lies at `root`. Raises AnomedError when it is no folder or zip; volumes are read in place, so no zip."""
+        if self.root is None:
+            raise AnomedError(f"{self.where}.root: missing; expected the folder or zip of the raw data")
+        tree = archive.view(self.root)
+        if self.volumetric and not isinstance(tree, archive.Folder):
+            raise AnomedError(f"{self.root}: a zip; volumes are read in place: unpack it and set `root` to the folder")
+        return tree
+
+    @functools.cached_property
+    def entries(self) -> dict[str, Entry]:
+        """Every file at `root` by its name, listed once."""
+        return {entry.name: entry for entry in self.tree.files()}
+
+    @property
     def colour(self) -> bool:
         """Whether images have three channels."""
         return False
@@ -97,8 +120,7 @@ class Source:
         """
         if self.root is None:
             return ""
-        tree = archive.view(self.root)
-        return records.digest(archive.identity(tree, "", tree.files(), self.hashes))
+        return records.digest(archive.identity(self.tree, "", list(self.entries.values()), self.hashes))
 
     @property
     def hashes(self) -> Path:

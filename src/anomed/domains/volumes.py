@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from anomed import archive, plugins, records
-from anomed.archive import Entry
 from anomed.domains import volumes_layout, volumes_table
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Files, Scan, Source
@@ -70,7 +69,6 @@ class Volumes(Source):
 
     def __init__(self, domain: str, options: Any, root: Path | None, work: Path):
         super().__init__(domain, options, root, work)
-        self._where = f"domains.{domain}"
         patterns = {"image": options.image, "lesion": options.lesion, "organ": options.organ}
         self._patterns: dict[str, str] = {kind: pattern for kind, pattern in patterns.items() if pattern is not None}
         seen: dict[str, str] = {}
@@ -80,13 +78,11 @@ class Volumes(Source):
                 fault = f"is the pattern of `{seen[pattern]}` as well"
             if fault:
                 raise AnomedError(
-                    f"{self._where}.{kind}: {pattern!r} {fault}; expected a path relative to root such as "
+                    f"{self.where}.{kind}: {pattern!r} {fault}; expected a path relative to root such as "
                     "'{subject}.nii.gz' or, for a DICOM series, a folder such as '{subject}/T2/'"
                 )
         if options.subjects is not None and (fault := volumes_layout.path_fault(options.subjects)):
-            raise AnomedError(
-                f"{self._where}.subjects: {options.subjects!r} {fault}; expected for example subjects.csv"
-            )
+            raise AnomedError(f"{self.where}.subjects: {options.subjects!r} {fault}; expected for example subjects.csv")
 
     @property
     def volumetric(self) -> bool:
@@ -101,8 +97,8 @@ class Volumes(Source):
 
         With a header whose voxels lie in another file (.mhd, .nhdr), all files of its folder count.
         """
-        entries = [self._entries[name] for name in sorted(self._survey.used)]
-        return records.digest(archive.identity(archive.Folder(self._folder), "", entries, self.hashes))
+        entries = [self.entries[name] for name in sorted(self._survey.used)]
+        return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def scans(self) -> list[Scan]:
         """Every subject without a problem, by name. Reads no voxels.
@@ -111,14 +107,14 @@ class Volumes(Source):
         there are too few subjects to divide.
         """
         subjects, faulty, problems, used = self._survey
-        self.problems, self.ignored = list(problems), len(self._entries) - len(used)
+        self.problems, self.ignored = list(problems), len(self.entries) - len(used)
         divided = self._divide([subject for subject in subjects if subject.split is None])
         return [
             Scan(
                 subject_id=subject.name,
                 split=subject.split or divided[subject.name],
                 source_file=subject.paths["image"],
-                fetch=functools.partial(Files, **{kind: self._folder / path for kind, path in subject.paths.items()}),
+                fetch=functools.partial(Files, **{kind: self.tree.root / path for kind, path in subject.paths.items()}),
                 abnormal=subject.abnormal,
                 pathology=subject.pathology,
             )
@@ -130,13 +126,13 @@ class Volumes(Source):
         normal = [subject.name for subject in subjects if subject.abnormal is False]
         others = [subject.name for subject in subjects if subject.abnormal is not False]
         advice = "give the table a column `split`"
-        return divide(normal, others, self.options.split, self.options.seed, f"{self._where}.split", advice)
+        return divide(normal, others, self.options.split, self.options.seed, f"{self.where}.split", advice)
 
     @functools.cached_property
     def _survey(self) -> Survey:
         everyone = self._subjects()
         twins = defaultdict(list)
-        used = {self.options.subjects} & self._entries.keys()
+        used = {self.options.subjects} & self.entries.keys()
         for subject in everyone:
             twins[subject.name.lower()].append(subject)  # one folder where a file system ignores case
             used.update(*(self._layout.belonging(path) for path in subject.paths.values()))
@@ -149,7 +145,7 @@ class Volumes(Source):
         for kind, name, path in self._left_over(everyone):
             if kind == "image":
                 found, expected = f"subject {name!r}", f"a line of {self.options.subjects} for every image"
-                hint = f"add the subject to the table, or name it under {self._where}.exclude"
+                hint = f"add the subject to the table, or name it under {self.where}.exclude"
                 problems.append(CaseProblem(path, "subject_not_in_table", found, expected, hint))
             else:
                 hint = "add the image, or move the mask away"
@@ -175,7 +171,7 @@ class Volumes(Source):
                 continue
             if kind not in paths or not self._layout.belonging(paths[kind]):
                 expected = paths.get(kind) or self._patterns[kind].replace("{subject}", name)
-                hint = f"add it, or correct the table or {self._where}.{kind}"
+                hint = f"add it, or correct the table or {self.where}.{kind}"
                 yield CaseProblem(name, f"missing_{kind}", "no such file", expected, hint)
         for kind in ("image", "lesion"):
             if kind in paths and (owner := owners.setdefault(paths[kind], name)) != name:
@@ -191,23 +187,23 @@ class Volumes(Source):
         known = {*images, *(row.name for row in table)}
         for name in self.options.exclude if known else ():
             if name not in known:
-                raise AnomedError(f"{self._where}.exclude: no subject {name!r}{nearest(name, known)}")
+                raise AnomedError(f"{self.where}.exclude: no subject {name!r}{nearest(name, known)}")
         kept = [row for row in table if row.name not in self.options.exclude]
         if not kept:
             raise AnomedError(
-                f"{self.root}: no subject among {len(self._entries)} files, {len(self.options.exclude)} excluded; "
-                f"expected images named {self.options.image!r} ({self._where}.image)"
+                f"{self.root}: no subject among {len(self.entries)} files, {len(self.options.exclude)} excluded; "
+                f"expected images named {self.options.image!r} ({self.where}.image)"
             )
         if not self.has_masks and any(row.abnormal is None for row in kept):
             raise AnomedError(
-                f"{self._where}: nothing says which subjects have a lesion; set {self._where}.lesion to the pattern of "
-                f"the lesion masks, or {self._where}.subjects to a table with a column `label`"
+                f"{self.where}: nothing says which subjects have a lesion; set {self.where}.lesion to the pattern of "
+                f"the lesion masks, or {self.where}.subjects to a table with a column `label`"
             )
         for row in kept:
             if not _ID.fullmatch(row.name):
                 raise AnomedError(
                     f"{self.root}: subject {row.name!r} ({row.place}): expected letters, digits, dots, underscores and "
-                    f"hyphens, no dot in front and no .json behind; rename it, or name it under {self._where}.exclude"
+                    f"hyphens, no dot in front and no .json behind; rename it, or name it under {self.where}.exclude"
                 )
         return [self._with_files(row) for row in kept]
 
@@ -224,35 +220,20 @@ class Volumes(Source):
         name = self.options.subjects
         if name is None:
             return None
-        if name not in self._entries:
-            raise AnomedError(f"{self._folder / name}: not found; {self._where}.subjects names the table of subjects")
-        rows = volumes_table.read(self._folder / name)
+        if name not in self.entries:
+            raise AnomedError(f"{self.tree.root / name}: not found; {self.where}.subjects names the table of subjects")
+        rows = volumes_table.read(self.tree.root / name)
         masks = [row.place for row in rows if "lesion" in row.paths]
         if masks and not self.has_masks:
             raise AnomedError(
                 f"{self.root}: {masks[0]}: found a path in `lesion`, but the domain has no pixel truth; set "
-                f"{self._where}.lesion to the pattern of the lesion masks, or rename the column"
+                f"{self.where}.lesion to the pattern of the lesion masks, or rename the column"
             )
         return rows
 
     @functools.cached_property
     def _layout(self) -> Layout:
-        return Layout(self._entries, self._patterns)
-
-    @functools.cached_property
-    def _entries(self) -> dict[str, Entry]:
-        if not self._folder.exists():
-            raise AnomedError(f"{self.root}: not found; {self._where}.root must name the folder of the volumes")
-        tree = archive.view(self._folder)
-        if not isinstance(tree, archive.Folder):
-            raise AnomedError(f"{self.root}: a zip; volumes are read in place: unpack it and set `root` to the folder")
-        return {entry.name: entry for entry in tree.files()}
-
-    @property
-    def _folder(self) -> Path:
-        if self.root is None:
-            raise AnomedError(f"{self._where}.root: missing; expected the folder of the volumes")
-        return self.root
+        return Layout(self.entries, self._patterns)
 
 
 def _duplicate(group: list[Subject]) -> CaseProblem:

@@ -1,11 +1,9 @@
 """The table of subjects that a user gives with volumes: read, and every fault named by its line."""
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from anomed.domains import volumes_layout
+from anomed.domains import tables, volumes_layout
 from anomed.errors import AnomedError
 
 PATHS = ("image", "lesion", "organ")  # columns of paths
@@ -30,46 +28,14 @@ class Subject:
 
 
 def read(path: Path) -> list[Subject]:
-    """The rows of a CSV in UTF-8 (columns: see the source), in their order.
-
-    By the csv module: unlike pandas it knows the line of a row, and a row of too few or too many cells is seen. Raises
-    AnomedError naming the file, the line and the fault.
-    """
-    data = path.read_bytes()
-    try:
-        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise AnomedError(f"{path}, line {line}: not UTF-8; save the table as CSV in UTF-8") from None
-    rows = []
-    try:
-        header = next(reader, [])
-        _check_header(header)
-        for cells in reader:
-            if any(cells):  # spreadsheets write empty lines below the last
-                rows.append(_row(header, cells, f"{path.name}, line {reader.line_num}"))
-    except csv.Error as error:
-        raise AnomedError(f"{path}, line {reader.line_num}: not CSV ({error}); save the table again") from None
-    except AnomedError as error:
-        raise AnomedError(f"{path}, line {reader.line_num}: {error}") from None
-    if not rows:
-        raise AnomedError(f"{path}, line 2: found no subject, expected one line for each")
+    """The rows of a CSV (columns: see the source), in their order. Raises AnomedError as `tables.read`."""
+    rows, _ = tables.read(
+        path.read_bytes(), str(path), KNOWN, "subject", lambda row, line: _row(row, f"{path.name}, line {line}")
+    )
     return rows
 
 
-def _check_header(header: list[str]) -> None:
-    for column in header:
-        plain = column.strip().lower()
-        if plain in KNOWN and (column != plain or header.count(column) > 1):
-            raise AnomedError(f"found columns {header}, expected {plain!r} once, without capitals and spaces")
-    if "subject" not in header:
-        raise AnomedError(f"found columns {header}, expected `subject` among them, separated by commas")
-
-
-def _row(header: list[str], cells: list[str], place: str) -> Subject:
-    if len(cells) != len(header):
-        raise AnomedError(f"found {len(cells)} cells, expected {len(header)} as in the first line")
-    row = dict(zip(header, cells, strict=True))
+def _row(row: dict[str, str], place: str) -> Subject:
     split, label = row.get("split"), row.get("label")
     if split is not None and split not in SPLITS:
         raise AnomedError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
