@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 from project import Project, jobs, table
 
 from anomed import detect, records
 from anomed.manifest import Prepared
 
 DOMAINS = ("brain_mri", "nova", "retina_oct2017")
+SEVEN = {"brain_mri", "liver_ct", "retina_resc", "retina_oct2017", "chest_xray", "histopathology", "nova"}
 ORIGIN = "the benchmark's own patchcore, taken out and brought back"
 
 
@@ -133,3 +135,18 @@ def test_own_predictions_brought_back_give_the_same_row(made: Project, tmp_path:
 
     shutil.rmtree(project.folder / "data/imported")  # a clone with pulled results
     assert "Nothing to be done" in project.snakemake("-n")
+
+
+@pytest.mark.full
+def test_the_shipped_parameters_fill_seven_domains(tmp_path: Path) -> None:
+    project = Project(tmp_path / "shipped")
+    shutil.copy(ROOT / "params.yaml", project.folder)
+    process = project.start("snakemake", "--cores", "2")
+    output, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0, output[-4000:]
+    found = rows(project)
+    assert {row["domain"] for row in found} == SEVEN
+    assert all(bool(row["value"]) != bool(row["reason"]) for row in found)
+    for domain in SEVEN - {"nova"}:
+        assert float(table(project)["patchcore"][f"{domain}.image_auroc"]) > 0.6, domain
+        assert 0.2 < float(table(project)["intensity"][f"{domain}.image_auroc"]) < 0.8, domain
