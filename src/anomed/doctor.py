@@ -109,12 +109,12 @@ def without_root(plan: Plan, name: str) -> str:
     """That a domain's root does not exist, and how its data can be had."""
     block = plan.params.domains[name]
     text = f"{block.root} does not exist: put the data there or change domains.{name}.root"
-    card = cards.load(plan.set(name), CARDS)
+    card = cards.load(plan.card_name(name), CARDS)
     entry = card.sources.get(block.source) if card else None
     if entry:
         text += f". {entry.obtain}"
         if entry.downloads and "anomed fetch" not in text:
-            text += f" Or run `anomed fetch {plan.set(name)}`"
+            text += f" Or run `anomed fetch {plan.card_name(name)}`"
     return text
 
 

@@ -51,7 +51,7 @@ def doctor_data(config: Path) -> int:
 def examine(plan: Plan, name: str) -> Iterator[Finding]:
     """Everything that can be said of one domain."""
     block = plan.params.domains[name]
-    card = cards.load(plan.set(name), CARDS)
+    card = cards.load(plan.card_name(name), CARDS)
     entry = card.sources.get(block.source) if card else None
     root = plan.root(name)
     if root and not os.path.exists(root):  # noqa: PTH110  never raises

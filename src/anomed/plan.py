@@ -53,7 +53,7 @@ class Plan:
         for domain in self.domains:
             self.prepare_params(domain)  # of a domain of volumes: the files of its chain as well
             block = self.params.domains[domain]
-            cards.described(self.set(domain), block.source, block.release == "official", CARDS)
+            cards.described(self.card_name(domain), block.source, block.release == "official", CARDS)
             self._check_colour(domain)
             if domain in self.volumetric and os.path.exists(self.root(domain) or "."):  # noqa: PTH110
                 self._check_scans(domain)
@@ -113,7 +113,7 @@ class Plan:
 
     def terms(self) -> str:
         """What users of restricted data must know, as lines to print before anything is done; empty without any."""
-        texts = (cards.terms(self.set(name), self.params.domains[name].source, CARDS) for name in self.domains)
+        texts = (cards.terms(self.card_name(name), self.params.domains[name].source, CARDS) for name in self.domains)
         return "".join(dict.fromkeys(texts))
 
     @cache  # noqa: B019
@@ -129,7 +129,7 @@ class Plan:
         root = self.root(domain)
         return cls(domain, cls.Options(**options), Path(root) if root else None, WORK)
 
-    def set(self, domain: str) -> str:
+    def card_name(self, domain: str) -> str:
         """The name of the domain's card: that of the set that its source reads, where that is not the domain's key."""
         return str(self.params.domain_blocks[domain].get("set") or domain)
 
@@ -311,7 +311,7 @@ class Plan:
 
     def card(self, domain: str) -> str:
         """What the domain's card says that its prepared images carry or are held against; empty when it has none."""
-        card, entry = cards.described(self.set(domain), self.params.domains[domain].source, False, CARDS)
+        card, entry = cards.described(self.card_name(domain), self.params.domains[domain].source, False, CARDS)
         kept = entry.model_dump(include={"licence", "counts", "known_problems"}) if entry else {}
         return records.canonical({"title": card.title, **kept}) if card else ""
 

@@ -25,6 +25,7 @@ COPIED = (
     "profiles",
     "src",
     "data/cards",
+    "data/splits",
 )
 BINARIES = Path(sys.executable).parent
 METHODS: dict[str, dict[str, Any]] = {
