@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anomed import console, records
-from anomed.errors import AnomedError
+from anomed.errors import AnomedError, CaseProblem
 
 _DAMAGE = (OSError, EOFError, NotImplementedError, RuntimeError, struct.error)  # what reading a cut or odd zip raises
 MAX_MEMBER = 2**30  # bytes; no single image of a benchmark comes near it
@@ -45,6 +45,16 @@ class View:
     def read(self, name: str) -> bytes:
         """The bytes of one file, by its name relative to `root`. Raises AnomedError when it is damaged or missing."""
         raise TypeError(f"{type(self).__name__} does not define read()")
+
+    def take(self, name: str, expected: str, at: str = "", hint: str = "copy or download it again") -> bytes:
+        """The bytes of the file of one case, `name` below the folder `at`. Raises CaseProblem when it cannot be read:
+        other cases still can."""
+        try:
+            return self.read(f"{at}/{name}" if at else name)
+        except AnomedError as error:
+            raise CaseProblem(
+                name, "unreadable_file", f"a file that cannot be read ({error})", expected, hint
+            ) from None
 
 
 def identity(tree: View, at: str, entries: list[Entry], cache: Path) -> list[list[Any]]:

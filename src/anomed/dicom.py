@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 
 STEP = 0.01  # of the median step, and in mm: how much the distance between slices may vary
 TILT = 1.0  # degrees between the line of the slice positions and the normal of the slices

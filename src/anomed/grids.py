@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 
 MIN_VOXELS = 4  # along every axis: fewer are a picture or a localiser, no volume
 EDGES = (0.05, 20.0)  # mm; outside it the unit of the file is another (metres, micrometres) or its header is damaged

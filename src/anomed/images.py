@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from anomed.errors import AnomedError
+from anomed.errors import CaseProblem
 
 MAX_PIXELS = 2**26  # 8,192 x 8,192; the largest images of the benchmarks are 1,024 x 1,024
 BONE_TOLERANCE = 2  # levels a channel; writers of the colour map round differently by one
@@ -28,14 +28,6 @@ _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # what ends 
 _COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 
 
-class ImageProblem(AnomedError):
-    """A file that cannot be taken as an image or mask. `code` is a snake_case word; the parts fill problems.csv."""
-
-    def __init__(self, name: str, code: str, found: str, expected: str, hint: str):
-        super().__init__(f"{name}: {code}: found {found}, expected {expected}; {hint}")
-        self.name, self.code, self.found, self.expected, self.hint = name, code, found, expected, hint
-
-
 def encode_png(image: np.ndarray) -> bytes:
     """uint8 H x W or H x W x 3 to the bytes of a PNG."""
     buffer = io.BytesIO()
@@ -47,7 +39,7 @@ def decode_png(data: bytes, name: str) -> np.ndarray:
     """The pixels of an 8-bit grey, RGB or RGBA PNG: uint8, H x W, H x W x 3 or H x W x 4, never transposed.
 
     `name` is what messages call the file. Every chunk's checksum is verified, so that damaged pixels cannot pass.
-    Raises ImageProblem.
+    Raises CaseProblem.
     """
     return _pixels(data, name, "8-bit grey, RGB or RGBA", {0: (8,), 2: (8,), 6: (8,)})
 
@@ -58,7 +50,7 @@ def read_png(data: bytes, name: str, colour: bool) -> np.ndarray:
     Grey domains take grey PNGs, RGB(A) with equal channels, and RGB(A) written through matplotlib's *bone* colour map,
     which is inverted by the nearest of its 256 colours, at most 2 levels a channel away (its luminance is not its
     inverse). Colour domains take RGB(A) as it is; grey becomes three equal channels, the same picture. Alpha must be
-    255 everywhere. Raises ImageProblem.
+    255 everywhere. Raises CaseProblem.
     """
     return _in_channels(decode_png(data, name), name, colour)
 
@@ -68,18 +60,18 @@ def read_image(data: bytes, name: str, colour: bool) -> np.ndarray:
 
     A file that ends early is refused, and so are palettes, CMYK, more or fewer than 8 bit, several images in one file,
     and pixels that EXIF declares turned or mirrored: of those it cannot be told which way boxes and masks lie. A JPEG
-    has no checksums: bytes that changed inside it are not noticed. Raises ImageProblem.
+    has no checksums: bytes that changed inside it are not noticed. Raises CaseProblem.
     """
     kind = format_of(data, name)
     return _in_channels(decode_png(data, name) if kind == "PNG" else _decoded(data, name, kind), name, colour)
 
 
 def format_of(data: bytes, name: str) -> str:
-    """PNG, JPEG, BMP or TIFF, by the first bytes. Raises ImageProblem where it is none of them."""
+    """PNG, JPEG, BMP or TIFF, by the first bytes. Raises CaseProblem where it is none of them."""
     kind = next((kind for magic, kind in _FORMATS.items() if data.startswith(magic)), None)
     if kind is None:
         hint = "convert it: renaming a file does not change its format"
-        raise ImageProblem(name, "not_an_image", _guess(data), "a PNG, JPEG, BMP or TIFF", hint)
+        raise CaseProblem(name, "not_an_image", _guess(data), "a PNG, JPEG, BMP or TIFF", hint)
     return kind
 
 
@@ -99,9 +91,9 @@ def _decoded(data: bytes, name: str, kind: str) -> np.ndarray:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 limit, hint = f"at most {MAX_PIXELS:,} pixels", "check the file, or cut it into tiles"
-                raise ImageProblem(name, "too_large", f"{height} x {width} pixels", limit, hint)
+                raise CaseProblem(name, "too_large", f"{height} x {width} pixels", limit, hint)
             if (frames := getattr(image, "n_frames", 1)) > 1:
-                raise ImageProblem(
+                raise CaseProblem(
                     name, "several_images", f"{frames} images", expected, "write each as a file of its own"
                 )
             bits = _bits(image, data, kind)  # of 16 Pillow takes the upper 8, and stretches fewer than 8
@@ -111,12 +103,12 @@ def _decoded(data: bytes, name: str, kind: str) -> np.ndarray:
                 found = f"signed or real numbers, {mode}" if signed else mode
                 code = "bit_depth" if signed or bits != 8 else _MODES.get(image.mode, "bit_depth")
                 hint = "map it to 8 bit with a window you choose and state" if code == "bit_depth" else _resave("RGB")
-                raise ImageProblem(name, code, found, expected, hint)
+                raise CaseProblem(name, code, found, expected, hint)
             _check_upright(image, name)
             return np.array(image)
     except (OSError, SyntaxError, ValueError, TypeError, struct.error, Image.DecompressionBombError) as error:
         reason = re.sub(r" <.*>", "", str(error))  # an address, other in every run
-        raise ImageProblem(name, "damaged_image", f"pixels that do not decode ({reason})", expected, _AGAIN) from None
+        raise CaseProblem(name, "damaged_image", f"pixels that do not decode ({reason})", expected, _AGAIN) from None
 
 
 def _bits(image: Image.Image, data: bytes, kind: str) -> int:
@@ -130,22 +122,22 @@ def _bits(image: Image.Image, data: bytes, kind: str) -> int:
 
 
 def _check_upright(image: Image.Image, name: str) -> None:
-    """Raises ImageProblem when EXIF turns or mirrors the pixels; Pillow itself obeys it in a TIFF and nowhere else."""
+    """Raises CaseProblem when EXIF turns or mirrors the pixels; Pillow itself obeys it in a TIFF and nowhere else."""
     if (turned := image.getexif().get(0x0112, 1)) not in (0, 1):
         hint = "store the pixels as they are to be seen: ImageOps.exif_transpose(Image.open(f)).save(f)"
-        raise ImageProblem(name, "exif_orientation", f"EXIF orientation {turned}", "orientation 1 or none", hint)
+        raise CaseProblem(name, "exif_orientation", f"EXIF orientation {turned}", "orientation 1 or none", hint)
 
 
 def _check_jpeg(data: bytes, name: str, expected: str) -> None:
-    """Raises ImageProblem when a JPEG has no end, which Pillow does not always notice, or other than 8 bit."""
+    """Raises CaseProblem when a JPEG has no end, which Pillow does not always notice, or other than 8 bit."""
     at = 2
     while data[at : at + 2] != b"\xff\xd9":
         if len(data) < at + 4 or data[at] != 0xFF:
-            raise ImageProblem(name, "truncated_image", f"{len(data)} bytes and no end", expected, _AGAIN)
+            raise CaseProblem(name, "truncated_image", f"{len(data)} bytes and no end", expected, _AGAIN)
         marker = data[at + 1]
         if marker in range(0xC0, 0xD0) and marker not in (0xC4, 0xC8, 0xCC) and data[at + 4 : at + 5] != b"\x08":
             hint = "map it to 8 bit with a window you choose and state"
-            raise ImageProblem(name, "bit_depth", f"{data[at + 4 : at + 5].hex() or 'no'} bit", expected, hint)
+            raise CaseProblem(name, "bit_depth", f"{data[at + 4 : at + 5].hex() or 'no'} bit", expected, hint)
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])  # 0xFF: a byte that fills
         if marker == 0xDA:
             found = _JPEG_MARKER.search(data, at)
@@ -156,7 +148,7 @@ def _in_channels(array: np.ndarray, name: str, colour: bool) -> np.ndarray:
     """uint8, H x W (x 3 or 4) to H x W or, where `colour`, H x W x 3, as `read_png` says."""
     if array.ndim == 3 and array.shape[2] == 4:
         if (array[..., 3] != 255).any():
-            raise ImageProblem(
+            raise CaseProblem(
                 name,
                 "transparent_image",
                 f"alpha as low as {array[..., 3].min()}",
@@ -177,13 +169,13 @@ def read_mask(data: bytes, name: str) -> np.ndarray:
     """A pixel mask: bool, H x W; anomalous where any colour channel is above 0, whatever its level. Alpha is no colour.
 
     Takes grey of 1 to 8 bits, RGB and RGBA (colour-mapped masks have alpha 255 everywhere). A coloured but transparent
-    pixel contradicts itself. Raises ImageProblem.
+    pixel contradicts itself. Raises CaseProblem.
     """
     array = _pixels(data, name, "grey (1 to 8 bit), RGB or RGBA", {0: (1, 2, 4, 8), 2: (8,), 6: (8,)})
     mask = np.asarray(array[..., :3].any(axis=2) if array.ndim == 3 else array > 0)
     if array.ndim == 3 and array.shape[2] == 4 and (mask & (array[..., 3] == 0)).any():
         found = f"{int((mask & (array[..., 3] == 0)).sum())} coloured but fully transparent pixels"
-        raise ImageProblem(name, "transparent_mask", found, "opaque pixels", _resave("L", "if they are anomalous, "))
+        raise CaseProblem(name, "transparent_mask", found, "opaque pixels", _resave("L", "if they are anomalous, "))
     return mask
 
 
@@ -196,34 +188,34 @@ def _pixels(data: bytes, name: str, expected: str, accepted: dict[int, tuple[int
     expected = f"a PNG, {expected}"
     if not data.startswith(_PNG):
         hint = "convert it: renaming a file does not change its format"
-        raise ImageProblem(name, "not_a_png", _guess(data), expected, hint)
+        raise CaseProblem(name, "not_a_png", _guess(data), expected, hint)
     chunks = _chunks(data, name, expected)
     width, height, depth, kind_code = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
     found = f"{depth}-bit {_COLOUR_TYPES.get(kind_code, f'colour type {kind_code}')}"
     if width == 0 or height == 0:
-        raise ImageProblem(name, "zero_size", f"{height} x {width} pixels", expected, "write the image again")
+        raise CaseProblem(name, "zero_size", f"{height} x {width} pixels", expected, "write the image again")
     if width * height > MAX_PIXELS:
         limit = f"at most {MAX_PIXELS:,} pixels"
-        raise ImageProblem(
+        raise CaseProblem(
             name, "too_large", f"{height} x {width} pixels", limit, "check the file, or cut it into tiles"
         )
     if depth not in accepted.get(kind_code, ()):
         if depth == 16:
-            raise ImageProblem(name, "bit_depth", found, expected, "map it to 8 bit with a window you choose and state")
+            raise CaseProblem(name, "bit_depth", found, expected, "map it to 8 bit with a window you choose and state")
         code = {3: "palette", 4: "grey_alpha"}.get(kind_code, "bit_depth")
-        raise ImageProblem(name, code, found, expected, _resave("RGB" if kind_code == 3 else "L"))
+        raise CaseProblem(name, code, found, expected, _resave("RGB" if kind_code == 3 else "L"))
     if b"tRNS" in chunks:
         found = f"{found} with a transparent colour"
-        raise ImageProblem(name, "transparent_colour", found, expected, _resave("RGB" if kind_code else "L"))
+        raise CaseProblem(name, "transparent_colour", found, expected, _resave("RGB" if kind_code else "L"))
     if b"acTL" in chunks:
-        raise ImageProblem(name, "animated_png", "several frames", expected, "write each frame as an image of its own")
+        raise CaseProblem(name, "animated_png", "several frames", expected, "write each frame as an image of its own")
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             if b"eXIf" in chunks:
                 _check_upright(image, name)
             return np.array(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ImageProblem(name, "damaged_png", f"pixels that do not decode ({error})", expected, _AGAIN) from None
+        raise CaseProblem(name, "damaged_png", f"pixels that do not decode ({error})", expected, _AGAIN) from None
 
 
 _AGAIN = "copy or download the file again"
@@ -236,15 +228,15 @@ def _chunks(data: bytes, name: str, expected: str) -> dict[bytes, bytes]:
     while b"IEND" not in chunks:
         length, kind = struct.unpack_from(">I4s", data, at) if at + 12 <= len(data) else (len(data), b"")
         if at + 12 + length > len(data):
-            raise ImageProblem(name, "truncated_png", f"{len(data)} bytes and no end", expected, _AGAIN)
+            raise CaseProblem(name, "truncated_png", f"{len(data)} bytes and no end", expected, _AGAIN)
         body = memoryview(data)[at + 8 : at + 8 + length]
         if zlib.crc32(body, zlib.crc32(kind)) != struct.unpack_from(">I", data, at + 8 + length)[0]:
             found = f"a wrong checksum in chunk {kind.decode('latin-1')!r}"
-            raise ImageProblem(name, "damaged_png", found, expected, _AGAIN)
+            raise CaseProblem(name, "damaged_png", found, expected, _AGAIN)
         chunks.setdefault(kind, b"" if kind == b"IDAT" else bytes(body))
         at += 12 + length
     if len(chunks.get(b"IHDR", b"")) != 13:
-        raise ImageProblem(name, "damaged_png", "no image header", expected, _AGAIN)
+        raise CaseProblem(name, "damaged_png", "no image header", expected, _AGAIN)
     return chunks
 
 
@@ -273,14 +265,14 @@ def _bone_levels() -> np.ndarray:
 
 
 def _from_bone(array: np.ndarray, name: str) -> np.ndarray:
-    """uint8 H x W x 3 through the bone map, inverted to uint8 H x W. Raises ImageProblem naming a colour."""
+    """uint8 H x W x 3 through the bone map, inverted to uint8 H x W. Raises CaseProblem naming a colour."""
     levels = _bone_levels()[array[..., 0], array[..., 1], array[..., 2]]
     if (levels < 0).any():
         row, column = np.argwhere(levels < 0)[0]
         share = f"{int((levels < 0).sum())} of {levels.size} pixels"
         found = f"RGB {tuple(array[row, column].tolist())} at row {row}, column {column} ({share})"
         hint = "this domain is grey: check that the image belongs here, then save it as 8-bit grey"
-        raise ImageProblem(name, "not_grey", found, "grey, equal channels or the 'bone' colour map", hint)
+        raise CaseProblem(name, "not_grey", found, "grey, equal channels or the 'bone' colour map", hint)
     return levels.astype(np.uint8)
 
 

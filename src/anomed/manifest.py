@@ -38,12 +38,9 @@ FILES = ("manifest.csv", "images.npy", "masks.npz", "native.zip", "clinical.json
 SHOTS = 8  # train normals whose native pixels are kept, for few-shot prompts
 
 
-class CaseProblem(AnomedError):
-    """One case cannot be used. `code` is a snake_case word; `found`, `expected` and `hint` fill problems.csv."""
-
-    def __init__(self, case: str, code: str, found: str, expected: str, hint: str):
-        super().__init__(f"{case}: {code}: found {found}, expected {expected}; {hint}")
-        self.row = {"case": case, "code": code, "found": found, "expected": expected, "hint": hint}
+def image_id(split: str, label: int, stem: str) -> str:
+    """The id of an image of a 2-D set: `<split>/<good or Ungood>/<stem>`."""
+    return f"{split}/{'Ungood' if label else 'good'}/{stem}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anomed import grids, records
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 
 _GEOMETRY = (
     "pixdim", "xyzt_units", "descrip", "qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y",

@@ -57,12 +57,10 @@ class Plan:
             self._check_colour(domain)
             if domain in self.volumetric and os.path.exists(self.root(domain) or "."):  # noqa: PTH110
                 self._check_scans(domain)
-        for kind in ("domain", "system"):
-            for name in self.domains if kind == "domain" else self.systems:
-                if all(getattr(run, kind) != name for run in self.runs):
-                    pairs = [(name, s) for s in self.systems] if kind == "domain" else [(d, name) for d in self.domains]
-                    reasons = "; ".join(dict.fromkeys(self.absent(*pair) for pair in pairs))
-                    raise AnomedError(f"run.{kind}s: nothing to run for {name!r}: {reasons}")
+        for domain in self.domains:
+            _check_runs("run.domains", domain, [self.absent(domain, system) for system in self.systems])
+        for system in self.systems:
+            _check_runs("run.systems", system, [self.absent(domain, system) for domain in self.domains])
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -319,6 +317,12 @@ class Plan:
         """Remove what killed jobs left half-written; only while no job runs."""
         for folder in MADE:
             records.sweep(Path(folder))
+
+
+def _check_runs(key: str, name: str, absent: list[str]) -> None:
+    """Raise AnomedError when every pair of a domain or system has a reason not to run."""
+    if all(absent):
+        raise AnomedError(f"{key}: nothing to run for {name!r}: {'; '.join(dict.fromkeys(absent))}")
 
 
 def _weights_hash(system: str, name: str, path: Path) -> str:

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from anomed import cards, console, manifest, plugins, problems, records
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels, Writer
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels, Writer
 from anomed.settings import Settings, check
 
 OURS = "|".join(map(re.escape, (*manifest.FILES, "card.json", "qc.html")))  # what may stand in a prepared domain

@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from anomed import records
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 
 
 def judge(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anomed import dicom, grids, nifti, records
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 
 PLANES = {"axial": 2, "coronal": 1, "sagittal": 0}  # the axis of a RAS array that a plane cuts across
 WHOLE = 1e-4  # labels may miss a whole number by the rounding of a float32 scaling factor

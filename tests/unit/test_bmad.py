@@ -12,8 +12,8 @@ from paths import ROOT
 from anomed import cards, images, plugins, records
 from anomed.domains import bmad_layout
 from anomed.domains.bmad import Bmad
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case
 
 IMAGES = {
     "train/good/00001_60": None,

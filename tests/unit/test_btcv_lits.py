@@ -16,8 +16,8 @@ from paths import ROOT
 
 from anomed import plugins, records, volumes
 from anomed.domains.btcv_lits import BtcvLits
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Prepared
 from anomed.settings import check
 
 BTCV = [f"BTCV-{number:04d}" for number in (1, 2, 21)]

@@ -14,8 +14,8 @@ from PIL import Image
 from anomed import images, prepare
 from anomed.domains import camelyon16_slide
 from anomed.domains.camelyon16 import SIZE, Camelyon16
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Prepared
 from anomed.settings import check
 
 LISTS = {

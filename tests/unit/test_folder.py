@@ -13,8 +13,8 @@ from PIL import Image
 
 from anomed import prepare, records
 from anomed.domains.folder import FolderSource
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Prepared
 from anomed.settings import check
 
 SHAPE = (20, 36)

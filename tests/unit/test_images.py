@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from anomed import images
-from anomed.images import ImageProblem
+from anomed.errors import CaseProblem
 
 
 def png(array: np.ndarray, mode: str | None = None) -> bytes:
@@ -71,7 +71,7 @@ def test_bone_off_by_two_is_read_and_off_by_three_is_refused() -> None:
     assert images.read_png(png(edge), "x.png", False).max() <= 2
     far = np.tile(np.add(colour, [3, -3, 3]).astype(np.uint8), (4, 5, 1))
     with pytest.raises(
-        ImageProblem, match=r"a/x\.png: not_grey: found RGB \(.*\) at row 0, column 0 \(20 of 20 pixels\)"
+        CaseProblem, match=r"a/x\.png: not_grey: found RGB \(.*\) at row 0, column 0 \(20 of 20 pixels\)"
     ):
         images.read_png(png(far), "a/x.png", False)
 
@@ -79,7 +79,7 @@ def test_bone_off_by_two_is_read_and_off_by_three_is_refused() -> None:
 def test_one_coloured_pixel_in_a_grey_image_is_named(ramp: np.ndarray) -> None:
     array = np.repeat(ramp[..., None], 3, axis=2)
     array[3, 7] = (200, 10, 10)
-    with pytest.raises(ImageProblem, match=r"not_grey: .*save it as 8-bit grey"):
+    with pytest.raises(CaseProblem, match=r"not_grey: .*save it as 8-bit grey"):
         images.read_png(png(array), "x.png", False)
 
 
@@ -146,7 +146,7 @@ REFUSED = {
 @pytest.mark.parametrize("colour", [False, True])
 def test_refused_images(ramp: np.ndarray, name: str, colour: bool) -> None:
     make, message = REFUSED[name]
-    with pytest.raises(ImageProblem, match=f"^test/good/img/a.png: {message}"):
+    with pytest.raises(CaseProblem, match=f"^test/good/img/a.png: {message}"):
         images.read_png(bytes(make(ramp)), "test/good/img/a.png", colour)
 
 
@@ -188,7 +188,7 @@ def test_jpeg_is_read_as_it_decodes(ramp: np.ndarray, mode: str, options: dict[s
     colour = np.stack([smooth, smooth[::-1], smooth // 2], axis=2)
     read = images.read_image(saved(colour, "JPEG", quality=100, subsampling=0), "x", colour=True)
     assert np.abs(read.astype(int) - colour).max() <= 4
-    with pytest.raises(ImageProblem, match="not_grey"):
+    with pytest.raises(CaseProblem, match="not_grey"):
         images.read_image(saved(colour, "JPEG"), "x", colour=False)
 
 
@@ -211,7 +211,7 @@ def test_turned_pixels_are_refused(ramp: np.ndarray, kind: str) -> None:
     assert images.read_image(turned(ramp, kind, 1), "x", colour=False).shape == (16, 48)
     for orientation in range(2, 9):
         with pytest.raises(
-            ImageProblem, match=f"exif_orientation: found EXIF orientation {orientation}.*exif_transpose"
+            CaseProblem, match=f"exif_orientation: found EXIF orientation {orientation}.*exif_transpose"
         ):
             images.read_image(turned(ramp, kind, orientation), "x", colour=False)
 
@@ -225,10 +225,10 @@ def test_a_file_that_ends_early_is_refused(ramp: np.ndarray, kind: str, options:
         for cut in (data[:length], data[:length] + bytes(len(data) - length)):  # also as a stopped download leaves it
             if kind in ("BMP", "TIFF") and len(cut) == len(data):
                 continue  # zeros may be pixels
-            with pytest.raises(ImageProblem) as caught, warnings.catch_warnings():
+            with pytest.raises(CaseProblem) as caught, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 images.read_image(cut, "x.jpg", colour=False)
-            assert caught.value.name == "x.jpg"
+            assert caught.value.row["case"] == "x.jpg"
 
 
 def tiff(width: int, bits: int, channels: int) -> bytes:
@@ -282,7 +282,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_images_are_refused(ramp: np.ndarray, name: str) -> None:
     make, message = OTHERS[name]
-    with pytest.raises(ImageProblem, match=f"^scan: {message}"):
+    with pytest.raises(CaseProblem, match=f"^scan: {message}"):
         images.read_image(make(ramp), "scan", colour=False)
 
 
@@ -329,7 +329,7 @@ def test_one_colour_channel_is_enough_and_alpha_is_none(mask: np.ndarray) -> Non
     ],
 )
 def test_refused_masks(mask: np.ndarray, make, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ImageProblem, match=f"^m.png: {message}"):
+    with pytest.raises(CaseProblem, match=f"^m.png: {message}"):
         images.read_mask(make(mask), "m.png")
 
 

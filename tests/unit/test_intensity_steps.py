@@ -9,8 +9,7 @@ import pytest
 import torch
 from monai.data import MetaTensor
 
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.preprocess import intensity, intensity_steps
 from anomed.preprocess.intensity_steps import STEPS
 from anomed.settings import check

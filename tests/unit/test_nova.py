@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from anomed import images, plugins, prepare
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 
 HEIGHT, WIDTH = 40, 64  # not square, so that a swap of x and y shows
 NAMES = [f"case{case:04d}_{number:03d}.png" for case, number in ((0, 1), (0, 2), (1, 1), (2, 1))]

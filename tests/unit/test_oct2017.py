@@ -13,8 +13,8 @@ from PIL import Image
 
 from anomed import prepare, records
 from anomed.domains.oct2017 import Oct2017
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Prepared
 from anomed.settings import check
 
 FILES = [

@@ -9,8 +9,8 @@ import pytest
 
 from anomed import manifest, plugins, prepare, records
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels, Prepared
 
 
 def pixels(seed: int, marked: bool | None = None, shape: tuple[int, int] = (40, 60)) -> Pixels:

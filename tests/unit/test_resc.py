@@ -11,8 +11,8 @@ from PIL import Image
 
 from anomed import prepare, records
 from anomed.domains.resc import Resc
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Prepared
 from anomed.settings import check
 
 SHAPE = (40, 20)

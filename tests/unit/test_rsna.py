@@ -17,8 +17,8 @@ from anomed import prepare
 from anomed.domains import rsna_film
 from anomed.domains.division import divide
 from anomed.domains.rsna import LIKE_BMAD, Rsna
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Prepared
 from anomed.settings import check
 
 NORMAL, OPACITY, OTHER = "Normal", "Lung Opacity", "No Lung Opacity / Not Normal"

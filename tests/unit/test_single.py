@@ -10,7 +10,7 @@ import SimpleITK
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
 from anomed import cli, volumes
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 from anomed.preprocess import single
 
 SHAPE = (24, 20, 16)

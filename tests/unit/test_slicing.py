@@ -16,8 +16,8 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 from anomed import images, records, volumes
 from anomed.domains.source import Files, Scan
 from anomed.domains.volumes import Volumes
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Prepared
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Prepared
 from anomed.preprocess import shard, slicing
 from anomed.preprocess.chain import Chain
 from anomed.preprocess.slices import Slices

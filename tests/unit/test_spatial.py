@@ -15,8 +15,7 @@ from scipy.spatial.transform import Rotation
 
 from anomed import records, volumes
 from anomed.domains.source import Files
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.preprocess import registration, shard, spatial, spatial_steps, steps
 from anomed.preprocess.chain import Chain
 from anomed.preprocess.spatial_steps import STEPS

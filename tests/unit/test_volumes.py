@@ -11,7 +11,7 @@ import SimpleITK
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from anomed import records, volumes
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 
 SHAPE = (7, 5, 6)
 AFFINE = np.array([[2.0, 0, 0, -11], [0, 1.5, 0, 23], [0, 0, 3.0, -7], [0, 0, 0, 1]])

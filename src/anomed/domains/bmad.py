@@ -10,8 +10,8 @@ from anomed import archive, images, plugins, records
 from anomed.archive import Entry, View
 from anomed.domains import bmad_layout
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels
 from anomed.settings import Settings
 
 
@@ -117,22 +117,15 @@ class Bmad(Source):
         )
 
     def _load(self, name: str, mask_name: str | None) -> Pixels:
-        try:
-            data = self._read(name)
-            image = images.read_png(data, name, self.colour)
-            mask = None if mask_name is None else images.read_mask(self._read(mask_name), mask_name)
-        except images.ImageProblem as problem:
-            raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
+        data = self._read(name)
+        image = images.read_png(data, name, self.colour)
+        mask = None if mask_name is None else images.read_mask(self._read(mask_name), mask_name)
         organ = images.foreground(image) if self.has_foreground else None
         return Pixels(image, mask, hashlib.sha256(data).hexdigest(), organ)
 
     def _read(self, name: str) -> bytes:
         tree, base = self._located
-        try:
-            return tree.read(f"{base}/{name}" if base else name)
-        except AnomedError as error:
-            found = f"a file that cannot be read ({error})"
-            raise CaseProblem(name, "unreadable_file", found, "a whole PNG", "copy or download it again") from None
+        return tree.take(name, "a whole PNG", base)
 
     def _problem(self, *parts: str) -> None:
         self.problems.append(CaseProblem(*parts))

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -10,10 +10,8 @@ from anomed import archive, plugins, records
 from anomed.domains import brats2021_bmad, named_files
 from anomed.domains.brats2021_bmad import Choice
 from anomed.domains.division import Shares, spread
-from anomed.domains.named_files import Found
 from anomed.domains.source import Files, Scan, Source
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 
 _OLD = re.compile(r"(BraTS2021_\d{5})_(flair|t1|t1ce|t2|seg)\.nii(?:\.gz)?")
 _NEW = re.compile(r"(BraTS-GLI-\d{5}-\d{3})-(t2f|t1n|t1c|t2w|seg)\.nii(?:\.gz)?")
@@ -22,14 +20,6 @@ _LAYOUT = (
     "BraTS2021_00000/BraTS2021_00000_flair.nii.gz with …_t1, …_t1ce, …_t2 and …_seg beside it, or "
     "BraTS-GLI-00000-000/BraTS-GLI-00000-000-t2f.nii.gz with -t1n, -t1c, -t2w and -seg"
 )
-
-
-class Survey(NamedTuple):
-    """Files of the subjects that are kept, the faults of each, and the number of stray files."""
-
-    found: Found
-    faults: dict[str, list[CaseProblem]]
-    ignored: int
 
 
 @plugins.register("domains", "brats2021")
@@ -111,7 +101,7 @@ class Brats2021(Source):
         return {name: Choice(divided[patient], None, None) for name, patient in patients.items()}, []
 
     @functools.cached_property
-    def _survey(self) -> Survey:
+    def _survey(self) -> named_files.Survey:
         found = named_files.find(self.entries, self._named)
         old = [name for name in found if name.startswith("BraTS2021")]
         if not found:
@@ -126,13 +116,7 @@ class Brats2021(Source):
                 f"{self.where}.variant: BMAD's list names subjects as BraTS2021_00000, found {next(iter(found))}; set "
                 f"{self.where}.root to the release of 2021"
             )
-        known = sum(len(paths) for files in found.values() for paths in files.values())
-        kept = named_files.without(found, self.options.exclude, self.where)
-        return Survey(
-            kept,
-            {name: list(named_files.faults(name, files, self._expected(name))) for name, files in kept.items()},
-            len(self.entries) - known,
-        )
+        return named_files.survey(found, self.options.exclude, self.where, self._expected, len(self.entries))
 
     def _named(self, path: str) -> tuple[str, str] | None:
         """Subject and kind of a file: image, lesion, or the name of a contrast that is not read."""

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from anomed.errors import AnomedError
-from anomed.manifest import SPLITS, CaseProblem
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import SPLITS
 
 LIST = Path("data/splits/brats2021_bmad.csv")  # relative to the project, as data/cards
 ABNORMAL = 626  # patients that the list leaves, of the 1,251 that are labelled

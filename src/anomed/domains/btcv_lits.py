@@ -4,17 +4,14 @@ import functools
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
 from anomed import archive, plugins, records, volumes
 from anomed.domains import named_files
 from anomed.domains.division import spread
-from anomed.domains.named_files import Found
 from anomed.domains.source import Files, Scan, Source
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.settings import Settings
 
 _BTCV = re.compile(r"(img|label)(\d{4})\.nii(?:\.gz)?")
@@ -39,14 +36,6 @@ class Shares(Settings):
         if not math.isclose(self.valid + self.test, 1, abs_tol=1e-6):
             raise ValueError("valid and test must add up to 1")
         return self
-
-
-class Survey(NamedTuple):
-    """Files of the subjects that are kept, the faults of each, and the number of stray files."""
-
-    found: Found
-    faults: dict[str, list[CaseProblem]]
-    ignored: int
 
 
 @plugins.register("domains", "btcv_lits")
@@ -129,7 +118,7 @@ class BtcvLits(Source):
         return path
 
     @functools.cached_property
-    def _survey(self) -> Survey:
+    def _survey(self) -> named_files.Survey:
         found = named_files.find(self.entries, _named)
         for path in [path for path in self.entries if _UNLABELLED.search(path)]:
             name = _named(path)
@@ -140,10 +129,7 @@ class BtcvLits(Source):
                 raise AnomedError(
                     f"{self.root}: no volume of {prefix} among {len(self.entries)} files; expected below it {layout}"
                 )
-        known = sum(len(paths) for files in found.values() for paths in files.values())
-        kept = named_files.without(found, self.options.exclude, self.where)
-        faults = {name: list(named_files.faults(name, files, _expected(name))) for name, files in kept.items()}
-        return Survey(kept, faults, len(self.entries) - known)
+        return named_files.survey(found, self.options.exclude, self.where, _expected, len(self.entries))
 
 
 def _named(path: str) -> tuple[str, str] | None:

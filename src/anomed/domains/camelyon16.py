@@ -15,8 +15,8 @@ from anomed import archive, images, plugins, records
 from anomed.domains import camelyon16_slide
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels, image_id
 
 SIZE = 256
 LISTS = {  # BMAD's coordinate files -> split, label
@@ -235,7 +235,7 @@ class Camelyon16(Source):
         _check_slides(survey, labels)
         others = {spot.slide for spot, label in labels.items() if label or not _from_normal(spot)}
         normal = {spot.slide for spot in labels} - others
-        where = f"domains.{self.domain}.split"
+        where = f"{self.where}.split"
         advice = "add BMAD's coordinate files"
         splits = divide(normal, others, self.options.split, self.options.seed, where, advice, survey.problems)
         survey.cases += [
@@ -246,14 +246,8 @@ class Camelyon16(Source):
         return _case(spot, split, label, path, functools.partial(self._read, path))
 
     def _read(self, path: str) -> Pixels:
-        try:
-            data = self.tree.read(path)
-            image = images.read_png(data, path, colour=True)
-        except images.ImageProblem as problem:
-            raise CaseProblem(path, problem.code, problem.found, problem.expected, problem.hint) from None
-        except AnomedError as error:
-            found, hint = f"a file that cannot be read ({error})", "copy or download it again"
-            raise CaseProblem(path, "unreadable_file", found, "a whole PNG", hint) from None
+        data = self.tree.take(path, "a whole PNG")
+        image = images.read_png(data, path, colour=True)
         if image.shape[:2] != (SIZE, SIZE):
             found, hint = f"{image.shape[0]} x {image.shape[1]} pixels", "cut the patch again"
             raise CaseProblem(path, "patch_size", found, f"{SIZE} x {SIZE}", hint)
@@ -271,8 +265,8 @@ def _spot(match: re.Match[str]) -> Spot:
 
 
 def _case(spot: Spot, split: str, label: int, path: str, load: Callable[[], Pixels]) -> Case:
-    image_id = f"{split}/{'Ungood' if label else 'good'}/{spot}"
-    return Case(image_id, spot.slide, split, label, path, load, pathology="metastasis" if label else "")
+    name = image_id(split, label, str(spot))
+    return Case(name, spot.slide, split, label, path, load, pathology="metastasis" if label else "")
 
 
 def _from_normal(spot: Spot) -> bool:

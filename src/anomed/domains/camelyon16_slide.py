@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 
 
 def require() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import Field, model_validator
 
 from anomed import records
-from anomed.errors import AnomedError
-from anomed.manifest import SPLITS, CaseProblem
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import SPLITS
 from anomed.settings import Settings
 
 

@@ -15,8 +15,8 @@ from anomed.domains.folder_layout import Layout
 from anomed.domains.folder_survey import Picture, Survey
 from anomed.domains.folder_table import Table
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels, image_id
 
 
 @plugins.register("domains", "folder")
@@ -118,10 +118,10 @@ class FolderSource(Source):
         )
 
     def _case(self, picture: Picture, split: str) -> Case:
-        image_id = f"{split}/{'Ungood' if picture.label else 'good'}/{picture.stem}"
+        name = image_id(split, picture.label, picture.stem)
         return Case(
-            image_id=image_id,
-            subject_id=picture.subject or image_id,
+            image_id=name,
+            subject_id=picture.subject or name,
             split=split,
             label=picture.label,
             source_file=picture.path,
@@ -132,11 +132,8 @@ class FolderSource(Source):
 
     def _load(self, picture: Picture) -> Pixels:
         data = self._read(picture.path)
-        try:
-            image = images.read_image(data, picture.path, self.colour)
-            mask = None if picture.mask is None else _mask(self._read(picture.mask), picture.mask)
-        except images.ImageProblem as problem:
-            raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
+        image = images.read_image(data, picture.path, self.colour)
+        mask = None if picture.mask is None else _mask(self._read(picture.mask), picture.mask)
         height, width = image.shape[:2]
         for x0, y0, x1, y1 in picture.boxes:
             if x0 < 0 or y0 < 0 or x1 > width or y1 > height:
@@ -146,11 +143,7 @@ class FolderSource(Source):
         return Pixels(image, mask, hashlib.sha256(data).hexdigest())
 
     def _read(self, name: str) -> bytes:
-        try:
-            return self.tree.read(name)
-        except AnomedError as error:
-            found = f"a file that cannot be read ({error})"
-            raise CaseProblem(name, "unreadable_file", found, "a whole image", "copy or export it again") from None
+        return self.tree.take(name, "a whole image", hint="copy or export it again")
 
     @functools.cached_property
     def _survey(self) -> Survey:
@@ -173,11 +166,11 @@ class FolderSource(Source):
 
 
 def _mask(data: bytes, name: str) -> np.ndarray:
-    """bool, H x W. Raises ImageProblem for a JPEG: it has levels above 0 around what was drawn."""
+    """bool, H x W. Raises CaseProblem for a JPEG: it has levels above 0 around what was drawn."""
     kind = images.format_of(data, name)
     if kind == "JPEG":
         hint = "export the masks again as PNG: a JPEG blurs their edges"
-        raise images.ImageProblem(name, "mask_with_loss", "a JPEG", "a PNG, BMP or TIFF", hint)
+        raise CaseProblem(name, "mask_with_loss", "a JPEG", "a PNG, BMP or TIFF", hint)
     if kind == "PNG":
         return images.read_mask(data, name)
     return np.asarray(images.read_image(data, name, colour=True).any(axis=2))

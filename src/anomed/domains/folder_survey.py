@@ -8,8 +8,7 @@ from typing import TypeVar
 from anomed.domains import folder_layout
 from anomed.domains.folder_layout import LABELS, SPLITS, Layout
 from anomed.domains.folder_table import Box, Row, Table
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 
 T = TypeVar("T")
 _MASK_FOLDERS = {"mask", "masks", "anomaly_mask", "label", "labels", "ground_truth", "seg", "segmentation"}

@@ -1,12 +1,31 @@
 """Volumes whose file names alone say whose they are and what they show: found at any depth below `root`, each once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.settings import nearest
 
 Found = dict[str, dict[str, list[str]]]  # subject -> kind of file -> paths relative to root, sorted
+
+
+class Survey(NamedTuple):
+    """Files of the subjects that are kept, the faults of each, and the number of stray files."""
+
+    found: Found
+    faults: dict[str, list[CaseProblem]]
+    ignored: int
+
+
+def survey(
+    found: Found, exclude: Mapping[str, str], where: str, expected: Callable[[str], Mapping[str, str]], files: int
+) -> Survey:
+    """What a source works with. expected: as of `faults`, by subject. files: number of all that lie at root."""
+    known = sum(len(paths) for kinds in found.values() for paths in kinds.values())
+    kept = without(found, exclude, where)
+    return Survey(
+        kept, {name: list(faults(name, kinds, expected(name))) for name, kinds in kept.items()}, files - known
+    )
 
 
 def find(paths: Iterable[str], named: Callable[[str], tuple[str, str] | None]) -> Found:

@@ -12,8 +12,8 @@ from anomed.archive import Entry
 from anomed.domains import nova_table
 from anomed.domains.nova_table import Row
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels
 
 Box = tuple[float, float, float, float]
 _ROUNDING = 1e-6  # pixels that a box may leave the image by, for x + width is not exact
@@ -56,7 +56,7 @@ class Nova(Source):
     def fingerprint(self) -> str:
         """Digest of the names and contents of the annotation files and of all PNGs."""
         names = {*self._found.tables, *self._found.pictures}
-        entries = [entry for entry in self.tree.files() if entry.name in names]
+        entries = [entry for name, entry in self.entries.items() if name in names]
         return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def cases(self) -> list[Case]:
@@ -137,15 +137,8 @@ class Nova(Source):
         )
 
     def _load(self, name: str, gold: list[Box]) -> Pixels:
-        try:
-            data = self.tree.read(name)
-        except AnomedError as error:
-            found = f"a file that cannot be read ({error})"
-            raise CaseProblem(name, "unreadable_file", found, "a whole PNG", "copy or download it again") from None
-        try:
-            image = images.read_png(data, name, self.colour)
-        except images.ImageProblem as problem:
-            raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
+        data = self.tree.take(name, "a whole PNG")
+        image = images.read_png(data, name, self.colour)
         height, width = image.shape
         for box in gold:
             if min(box[:2]) < -_ROUNDING or box[2] > width + _ROUNDING or box[3] > height + _ROUNDING:
@@ -155,14 +148,13 @@ class Nova(Source):
 
     @functools.cached_property
     def _found(self) -> Found:
-        entries = self.tree.files()
-        visible = {entry.name: entry for entry in entries if not _is_stray(entry.name)}
+        visible = {name: entry for name, entry in self.entries.items() if not _is_stray(name)}
         try:
             tables = nova_table.locate(visible)
         except AnomedError as error:
             raise AnomedError(f"{self.root}: {error}") from None
         pictures = {name: entry for name, entry in visible.items() if name.lower().endswith(".png")}
-        return Found(tables, pictures, len(entries) - len(tables) - len(pictures))
+        return Found(tables, pictures, len(self.entries) - len(tables) - len(pictures))
 
     @functools.cached_property
     def _by_name(self) -> dict[str, list[str]]:

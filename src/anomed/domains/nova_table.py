@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from anomed.archive import View
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 
 PARQUET = ("filename", "case_id", "scan_id", "caption_text", "image_path", "meta", "bboxes")
 META = ("clinical_history", "final_diagnosis")

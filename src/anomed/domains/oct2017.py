@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from anomed.archive import Entry, View
 from anomed.domains import bmad_layout
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import SPLITS, Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import SPLITS, Case, Pixels, image_id
 
 LAYOUT = "{train,val,test}/{CNV,DME,DRUSEN,NORMAL}/<class>-<patient>-<number>.jpeg, val optional"
 ADVICE = (
@@ -99,7 +99,7 @@ class Oct2017(Source):
     def _case(self, split: str, picture: Picture) -> Case:
         stem = picture.entry.name.rpartition("/")[2].rpartition(".")[0]
         return Case(
-            image_id=f"{split}/{'Ungood' if picture.label else 'good'}/{stem}",
+            image_id=image_id(split, picture.label, stem),
             subject_id=picture.patient,
             split=split,
             label=picture.label,
@@ -110,14 +110,8 @@ class Oct2017(Source):
 
     def _load(self, name: str) -> Pixels:
         tree, base = self._located
-        try:
-            data = tree.read(f"{base}/{name}" if base else name)
-            image = images.read_image(data, name, colour=False)
-        except images.ImageProblem as problem:
-            raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
-        except AnomedError as error:
-            found = f"a file that cannot be read ({error})"
-            raise CaseProblem(name, "unreadable_file", found, "a whole JPEG", "copy or download it again") from None
+        data = tree.take(name, "a whole JPEG", base)
+        image = images.read_image(data, name, colour=False)
         return Pixels(image, None, hashlib.sha256(data).hexdigest())
 
     @functools.cached_property
@@ -146,7 +140,7 @@ class Oct2017(Source):
         ill = {picture.patient for picture in free if picture.label}
         healthy = {picture.patient for picture in free} - ill
         shares = Shares(train=0, valid=self.options.valid, test=1 - self.options.valid)  # "test": what stays in train
-        where, advice = f"domains.{self.domain}.valid", "use a release with a folder `val`"
+        where, advice = f"{self.where}.valid", "use a release with a folder `val`"
         divided = divide(healthy, ill, shares, self.options.seed, where, advice, self._survey[1])
         return {patient for patient, split in divided.items() if split == "valid"}
 
@@ -196,28 +190,23 @@ class Oct2017(Source):
     def _files(self) -> list[Entry]:
         """The files below the release's folder, by names relative to it."""
         at = f"{base}/" if (base := self._located[1]) else ""
-        below = [entry for entry in self._listed if entry.name.startswith(at)]
+        below = [entry for entry in self.entries.values() if entry.name.startswith(at)]
         return [Entry(entry.name[len(at) :], entry.size, entry.crc) for entry in below]
-
-    @functools.cached_property
-    def _listed(self) -> list[Entry]:
-        """Every file below root: a hundred thousand, which are listed once."""
-        return self.tree.files()
 
     @functools.cached_property
     def _located(self) -> tuple[View, str]:
         """The view and the folder in it that holds train, val and test."""
-        found = sorted(set(_bases(self._listed)))
+        found = sorted(set(_bases(self.entries.values())))
         if len(found) != 1:
             what = f"{len(found)} copies of the release ({', '.join(found)})" if found else "no OCT2017 release"
             raise AnomedError(
-                f"{self.root}: found {what}, expected one folder with {LAYOUT}; set domains.{self.domain}.root to the "
+                f"{self.root}: found {what}, expected one folder with {LAYOUT}; set {self.where}.root to the "
                 "right folder, unpacked where it is a zip"
             )
         return self.tree, found[0]
 
 
-def _bases(entries: list[Entry]) -> Iterator[str]:
+def _bases(entries: Iterable[Entry]) -> Iterator[str]:
     """Folders with images of train and of test and with an abnormal class: the release's chest films have none such."""
     held: dict[str, set[str]] = defaultdict(set)
     for entry in entries:

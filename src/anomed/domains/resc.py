@@ -10,12 +10,11 @@ import numpy as np
 from pydantic import Field
 
 from anomed import archive, console, images, plugins, records
-from anomed.archive import Entry
 from anomed.domains import bmad_layout
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels, image_id
 
 LAYOUT = (
     "Edema_{trainingset,validationset}/original_images/<cube>.img/<number>.bmp and "
@@ -77,7 +76,7 @@ class Resc(Source):
         self._scans()  # tells a wrong root before all that lies there is read
         places, problems = self._survey
         names = {name for pair in places.values() for name in pair.values()} | {p.row["case"] for p in problems}
-        entries = [entry for entry in self._files if entry.name in names]
+        entries = [entry for name, entry in self.entries.items() if name in names]
         return records.digest(archive.identity(self.tree, "", entries, self.hashes))
 
     def cases(self) -> list[Case]:
@@ -90,9 +89,7 @@ class Resc(Source):
         shares = Shares(train=0, valid=self.options.valid, test=1 - self.options.valid)
         advice = "change the share"
         # Nearly every patient has normal and abnormal B-scans: one group, given as both, goes the same way twice.
-        splits = divide(
-            held_out, held_out, shares, self.options.seed, f"domains.{self.domain}.valid", advice, self.problems
-        )
+        splits = divide(held_out, held_out, shares, self.options.seed, f"{self.where}.valid", advice, self.problems)
         cases = []
         for scan in console.track(scans, f"read labels of {self.domain}"):
             if scan.part == "training" and scan.patient in held_out:
@@ -106,7 +103,7 @@ class Resc(Source):
                 cases.append(self._case(scan, splits.get(scan.patient, "train"), levels))
         faulty = {problem.row["case"] for problem in self.problems}
         used = {case.source_file for case in cases} | {scan.label for scan in scans} | faulty
-        self.ignored = sum(entry.name not in used for entry in self._files)
+        self.ignored = len(self.entries.keys() - used)
         return cases
 
     def _scans(self) -> list[BScan]:
@@ -133,7 +130,7 @@ class Resc(Source):
     def _case(self, scan: BScan, split: str, levels: np.ndarray) -> Case:
         present = {int(level) for level in levels}
         return Case(
-            image_id=f"{split}/{'Ungood' if present else 'good'}/{scan.cube}_{scan.number:03d}",
+            image_id=image_id(split, bool(present), f"{scan.cube}_{scan.number:03d}"),
             subject_id=scan.patient,
             split=split,
             label=int(bool(present)),
@@ -163,34 +160,24 @@ class Resc(Source):
 
     def _read(self, name: str) -> tuple[np.ndarray, str]:
         """Grey levels of a file, uint8 H x W, and the sha256 of its bytes."""
-        try:
-            data = self.tree.read(name)
-            return images.read_image(data, name, colour=False), hashlib.sha256(data).hexdigest()
-        except images.ImageProblem as problem:
-            raise CaseProblem(problem.name, problem.code, problem.found, problem.expected, problem.hint) from None
-        except AnomedError as error:
-            found = f"a file that cannot be read ({error})"
-            raise CaseProblem(name, "unreadable_file", found, "a whole BMP", "copy or download it again") from None
+        data = self.tree.take(name, "a whole BMP")
+        return images.read_image(data, name, colour=False), hashlib.sha256(data).hexdigest()
 
     @functools.cached_property
     def _survey(self) -> tuple[dict[tuple[str, str, int], dict[str, str]], list[CaseProblem]]:
         """(part, cube, number) -> image and label, and what is in a wrong place or there twice."""
         places: dict[tuple[str, str, int], dict[str, str]] = defaultdict(dict)
         problems = []
-        for entry in self._files:
-            if bmad_layout.is_stray(entry.name) or _UNLABELLED.fullmatch(entry.name):
+        for name in self.entries:
+            if bmad_layout.is_stray(name) or _UNLABELLED.fullmatch(name):
                 continue
-            place = _PLACE.fullmatch(entry.name)
+            place = _PLACE.fullmatch(name)
             if not place:
                 hint = f"move or remove the file; the layout is {LAYOUT}"
-                problems.append(CaseProblem(entry.name, "unrecognised_file", "another place", LAYOUT, hint))
+                problems.append(CaseProblem(name, "unrecognised_file", "another place", LAYOUT, hint))
                 continue
             pair = places[place[1].lower(), place[3], int(place[4])]
-            if (first := pair.setdefault(place[2].lower(), entry.name)) != entry.name:
+            if (first := pair.setdefault(place[2].lower(), name)) != name:
                 hint = "keep one of the two, or set `root` to one copy of the release"
-                problems.append(CaseProblem(entry.name, "duplicate_file", f"{first} as well", "one file", hint))
+                problems.append(CaseProblem(name, "duplicate_file", f"{first} as well", "one file", hint))
         return dict(places), problems
-
-    @functools.cached_property
-    def _files(self) -> list[Entry]:
-        return self.tree.files()

@@ -17,8 +17,8 @@ from anomed.archive import Entry
 from anomed.domains import rsna_film
 from anomed.domains.division import Shares, divide
 from anomed.domains.source import Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels
 from anomed.settings import nearest
 
 LABELS, CLASSES, FILMS = "stage_2_train_labels.csv", "stage_2_detailed_class_info.csv", "stage_2_train_images"
@@ -77,7 +77,7 @@ class Rsna(Source):
         everyone = kinds.keys() | boxes.keys() | self._films.keys()
         for name in self.options.exclude:
             if name not in everyone:
-                raise AnomedError(f"domains.{self.domain}.exclude: no film {name!r}{nearest(name, everyone)}")
+                raise AnomedError(f"{self.where}.exclude: no film {name!r}{nearest(name, everyone)}")
         names = []
         for name in sorted(everyone - self.options.exclude.keys()):
             if faults := list(self._faults(name, kinds.get(name), boxes.get(name))):
@@ -122,7 +122,7 @@ class Rsna(Source):
 
     def _divide(self, patients: dict[str, str], kinds: dict[str, set[str]]) -> dict[str, str]:
         abnormal = {patient for name, patient in patients.items() if kinds[name] != {"Normal"}}
-        where = f"domains.{self.domain}.split"
+        where = f"{self.where}.split"
         normal = set(patients.values()) - abnormal
         return divide(normal, abnormal, self.options.split, self.options.seed, where, f"change {where}", self.problems)
 
@@ -141,13 +141,7 @@ class Rsna(Source):
         )
 
     def _load(self, name: str, file: str, boxes: tuple[Box, ...]) -> Pixels:
-        try:
-            data = self.tree.read(file)
-        except AnomedError as error:
-            hint = "copy or download it again"
-            raise CaseProblem(
-                file, "unreadable_file", f"a file that cannot be read ({error})", "a film", hint
-            ) from None
+        data = self.tree.take(file, "a film")
         image = rsna_film.read(data, file, name, self.work)
         height, width = image.shape
         for box in boxes:
@@ -250,7 +244,7 @@ class Rsna(Source):
         if len(found) != 1:
             raise AnomedError(
                 f"{self.root}: {LABELS} found {len(found)} times among {len(self.entries)} files, expected once; "
-                f"domains.{self.domain}.root must name the folder or zip of the challenge's stage 2"
+                f"{self.where}.root must name the folder or zip of the challenge's stage 2"
             )
         return found[0]
 

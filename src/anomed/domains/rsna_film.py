@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from anomed.errors import CaseProblem
 from anomed.images import MAX_PIXELS
-from anomed.manifest import CaseProblem
 
 _STORED = re.compile(
     rb"\xe0\x7f\x10\x00(?:O[BW]\0\0)?(.{4})", re.DOTALL

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from anomed import archive, records
 from anomed.archive import Entry, View
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case
 from anomed.settings import Settings
 
 

@@ -16,8 +16,7 @@ from anomed.domains.division import Shares, divide
 from anomed.domains.source import Files, Scan, Source
 from anomed.domains.volumes_layout import Layout
 from anomed.domains.volumes_table import Subject
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.settings import nearest
 
 _ID = re.compile(r"(?!.*\.json$)[A-Za-z0-9_-][A-Za-z0-9._-]*")  # become names of folders, beside lists in JSON

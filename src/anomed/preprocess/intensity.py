@@ -12,8 +12,7 @@ import numpy as np
 from monai.transforms import Compose, MapTransform, ScaleIntensityRange
 from monai.utils import convert_to_dst_type, convert_to_numpy
 
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.preprocess import intensity_steps
 from anomed.settings import Settings
 

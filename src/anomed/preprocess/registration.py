@@ -31,7 +31,7 @@ class Template:
     def load(cls, path: Path, spacing: float) -> "Template":
         """The template at `path` on voxels of `spacing` mm, around the centre of its field of view.
 
-        Raises manifest.CaseProblem when the file is no usable volume.
+        Raises CaseProblem when the file is no usable volume.
         """
         volume = volumes.read(path, path.name)
         edges = grids.edges(volume.affine)

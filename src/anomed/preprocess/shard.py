@@ -9,8 +9,7 @@ from typing import Any
 
 from anomed import console, grids, plugins, problems, records, sources, volumes
 from anomed.domains.source import Files, Scan, Source
-from anomed.errors import AnomedError
-from anomed.manifest import CaseProblem
+from anomed.errors import AnomedError, CaseProblem
 from anomed.preprocess import qc, spatial_steps, steps
 from anomed.preprocess.steps import Entry, Step
 from anomed.settings import Settings, check

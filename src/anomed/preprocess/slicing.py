@@ -11,8 +11,8 @@ import numpy as np
 
 from anomed import console, prepare, problems, records, volumes
 from anomed.domains.source import Scan, Source
-from anomed.errors import AnomedError
-from anomed.manifest import Case, CaseProblem, Pixels
+from anomed.errors import AnomedError, CaseProblem
+from anomed.manifest import Case, Pixels
 from anomed.preprocess import qc, shard, spatial_steps, steps
 from anomed.preprocess.chain import Chain
 from anomed.preprocess.slices import Slices

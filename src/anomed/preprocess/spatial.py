@@ -20,7 +20,7 @@ from monai.transforms import Compose, MapTransform, Spacing, Transform
 
 from anomed import volumes
 from anomed.domains.source import Files
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 from anomed.preprocess import registration, strip
 from anomed.preprocess.registration import COARSE, FINEST, Template
 from anomed.preprocess.spatial_steps import BiasField, OrganMask, Register, Resample, SkullStrip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anomed import volumes
-from anomed.manifest import CaseProblem
+from anomed.errors import CaseProblem
 from anomed.preprocess.spatial_steps import SkullStrip
 from anomed.volumes import Volume
 

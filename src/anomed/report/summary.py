@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,13 @@ class Block:
     domain: str
     level: str
     seeds: dict[str, list[int]]
-    metrics: dict[str, dict[str, Any]]
     bootstrap: dict[str, Any]
-    counted: list[str]
-    cells: dict[tuple[str, str], Cell]
-    against_best: dict[str, dict[str, float | None]]
     marks: dict[str, str]
     models: str
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counted: list[str] = field(default_factory=list)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    against_best: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     def name(self, system: str) -> str:
         """The system as a row is headed: with a dagger where a sentence under the table tells more."""
@@ -218,18 +218,8 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]], statistics: 
         found = statistics["domains"][domain]["metrics"][metric]
         first = next(row for group in systems.values() for row in group if row["seed"] is not None)
         seeds = {system: pair["seeds"] for system, pair in plan["runs"][domain].items()}
-        new = Block(
-            domain,
-            first["level"],
-            seeds,
-            {},
-            first["bootstrap"],
-            [],
-            {},
-            {},
-            plan["marks"],
-            plan["notes"].get(domain, ""),
-        )
+        models = plan["notes"].get(domain, "")
+        new = Block(domain, first["level"], seeds, first["bootstrap"], plan["marks"], models)
         block = blocks.setdefault((domain, first["level"]), new)
         block.metrics[metric] = {key: first[key] for key in FACTS}
         block.against_best[metric] = found["against_best"]

@@ -96,9 +96,7 @@ def listed(plan: dict[str, Any], files: Files, cards: dict[str, Any]) -> Iterato
             for seed in pair["seeds"]:
                 file = files[domain, system, seed]
                 found = {record.metric: record.model_dump() for record in file.records}
-                own = (
-                    shared | {"seed": seed} | file.model_dump(include={"bootstrap", "manifest_hash", "parameter_hash"})
-                )
+                own = shared | file.model_dump(include={"seed", "bootstrap", "manifest_hash", "parameter_hash"})
                 for metric, known in facts[domain].items():
                     yield own | known | {"metric": metric} | found.get(metric, _absent("not applicable"))
             if pair["absent"]:
