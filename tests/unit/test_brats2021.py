@@ -1,18 +1,18 @@
 """The BraTS source: both namings, the division of patients, BMAD's choice of slices, and the way to prepared images."""
 
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
+import raw_tree
 from paths import ROOT
+from raw_tree import put
 
 from anomed import plugins
 from anomed.domains import brats2021_bmad
@@ -34,12 +34,6 @@ CHAIN = {
 }
 
 
-def put(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-
-
 def subjects(root: Path, names: list[str], kinds: str = "flair t1 t1ce t2 seg", joint: str = "_") -> None:
     put(root, *(f"{name}/{name}{joint}{kind}.nii.gz" for name in names for kind in kinds.split()))
 
@@ -53,11 +47,7 @@ def source(root: Path, **options: Any) -> Brats2021:
 
 
 def faults(root: Path, **options: Any) -> list[tuple[str, str]]:
-    found = source(root, **options)
-    offered = {scan.subject_id for scan in found.scans()}
-    assert offered.isdisjoint(problem.row["case"] for problem in found.problems)
-    assert found.fingerprint(), "problems are listed by prepare: planning must not fail"
-    return [(problem.row["case"], problem.row["code"]) for problem in found.problems]
+    return raw_tree.faults(source(root, **options))
 
 
 @pytest.fixture
@@ -285,23 +275,7 @@ def run(call: str, seed: int) -> str:
 def test_scans_do_not_depend_on_the_order_of_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subjects(root, OLD)
     expected = listing(root)
-    scandir, order = os.scandir, random.Random(0)
-
-    class Shuffled:
-        """A folder that lists its files in another order each time."""
-
-        def __init__(self, path: Any):
-            with scandir(path) as content:
-                self.content = list(content)
-            order.shuffle(self.content)
-
-        def __enter__(self) -> Iterator[Any]:
-            return iter(self.content)
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(os, "scandir", Shuffled)
+    raw_tree.shuffle_folders(monkeypatch)
     assert {listing(root) for _ in range(3)} == {expected}
 
 

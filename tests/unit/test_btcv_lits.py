@@ -1,18 +1,18 @@
 """The liver source: both sets found by name, which labels are liver and lesion, and the way to prepared images."""
 
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
+import raw_tree
 from paths import ROOT
+from raw_tree import put
 
 from anomed import plugins, records, volumes
 from anomed.domains.btcv_lits import BtcvLits
@@ -28,12 +28,6 @@ LIVER = np.zeros(SHAPE, bool)
 LIVER[10:20, 4:16, 1:9] = True
 LESION = np.zeros(SHAPE, bool)
 LESION[16:19, 13:15, 4:6] = True  # to the patient's right and front
-
-
-def put(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
 
 
 def btcv(root: Path, at: str = "RawData/Training/img/{}", labels: str = "RawData/Training/label/{}") -> None:
@@ -55,11 +49,7 @@ def source(root: Path, **options: Any) -> BtcvLits:
 
 
 def faults(root: Path, **options: Any) -> list[tuple[str, str]]:
-    found = source(root, **options)
-    offered = {scan.subject_id for scan in found.scans()}
-    assert offered.isdisjoint(problem.row["case"] for problem in found.problems)
-    assert found.fingerprint(), "problems are listed by prepare: planning must not fail"
-    return [(problem.row["case"], problem.row["code"]) for problem in found.problems]
+    return raw_tree.faults(source(root, **options))
 
 
 @pytest.fixture
@@ -181,23 +171,7 @@ def listing(root: Path) -> str:
 def test_scans_do_not_depend_on_the_order_of_files(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(both, "RawData/Testing/img/img0061.nii.gz", "part 2/volume-100.nii")
     expected = listing(both)
-    scandir, order = os.scandir, random.Random(0)
-
-    class Shuffled:
-        """A folder that lists its files in another order each time."""
-
-        def __init__(self, path: Any):
-            with scandir(path) as content:
-                self.content = list(content)
-            order.shuffle(self.content)
-
-        def __enter__(self) -> Iterator[Any]:
-            return iter(self.content)
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(os, "scandir", Shuffled)
+    raw_tree.shuffle_folders(monkeypatch)
     assert {listing(both) for _ in range(3)} == {expected}
 
 

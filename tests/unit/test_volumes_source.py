@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import raw_tree
+from raw_tree import put
 
 from anomed import plugins
 from anomed.domains.source import Files
@@ -23,13 +25,6 @@ NORMAL = [f"n{i:02d}" for i in range(11)]
 SICK = [f"a{i:02d}" for i in range(7)]
 
 
-def put(root: Path, *names: str, content: str = "") -> None:
-    """Write a dummy file under each name."""
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content or name)
-
-
 def table(root: Path, *lines: str, encoding: str = "utf-8") -> None:
     (root / "subjects.csv").write_text("".join(f"{line}\n" for line in lines), encoding=encoding)
 
@@ -43,12 +38,7 @@ def source(root: Path, **options: Any) -> Volumes:
 
 
 def faults(root: Path, **options: Any) -> list[tuple[str, str]]:
-    """Case and code of every problem; the other subjects must be offered all the same."""
-    found = source(root, **options)
-    offered = {scan.subject_id for scan in found.scans()}
-    assert offered.isdisjoint(problem.row["case"] for problem in found.problems)
-    assert found.fingerprint(), "problems are listed by prepare: planning must not fail"
-    return [(problem.row["case"], problem.row["code"]) for problem in found.problems]
+    return raw_tree.faults(source(root, **options))
 
 
 def splits(root: Path, **options: Any) -> dict[str, str]:
