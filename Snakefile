@@ -43,6 +43,9 @@ try:
     plan.check()
 except AnomedError as error:
     raise WorkflowError(str(error)) from None
+if workflow.is_main_process:
+    for lacking in dict.fromkeys(plan.lacking):
+        print(f"warning: {lacking}", file=sys.stderr)
 
 # Without its provenance records Snakemake sees no edit of a parameter or of code, and would keep stale results.
 if workflow.is_main_process and not any(Path(".snakemake/metadata").glob("*")):
@@ -63,6 +66,8 @@ if workflow.is_main_process and not any(Path(".snakemake/metadata").glob("*")):
 onstart:
     # One Snakemake at a time. The kernel frees this lock when the process dies, so a run after `kill -9` just resumes.
     if workflow.is_main_process:
+        if plan.lacking:
+            sys.exit("Nothing was started: the warnings above say what is missing.")
         lock = open(".snakemake/anomed.lock", "w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

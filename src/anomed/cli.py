@@ -102,13 +102,20 @@ def _doctor(args: argparse.Namespace) -> None:
         from anomed.doctor_data import doctor_data as examine
     else:
         from anomed.doctor import doctor as examine
-    sys.exit(1 if examine(args.config) else 0)
+    sys.exit(1 if examine(*args.config) else 0)
 
 
 def _fetch(args: argparse.Namespace) -> None:
     from anomed.fetch import fetch
 
-    fetch(args.what, args.to, args.config)
+    fetch(args.what, args.to, *args.config)
+
+
+def _merge(args: argparse.Namespace) -> None:
+    from anomed.params import merge
+
+    merge(args.overlay, args.into)
+    print(f"{args.into}: now with what {args.overlay} says")
 
 
 def _json(text: str) -> dict[str, Any]:
@@ -294,14 +301,28 @@ def parser() -> argparse.ArgumentParser:
     text = "how much worse B may be (a fraction), and its whole interval must be worse (default: 0)"
     sub.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X", help=text)
 
+    text = "params.yaml and overlays of it"
+    parts = commands.add_parser("params", help=text, description=text, allow_abbrev=False)
+    kinds = parts.add_subparsers(required=True, metavar="WHAT")
+    sub = command(_merge, "write an overlay such as params/paper.yaml into params.yaml; comments stay", kinds)
+    sub.add_argument("overlay", type=Path, metavar="YAML")
+    sub.add_argument("--into", type=Path, default=Path("params.yaml"), metavar="YAML")
+
+    config: dict[str, Any] = {
+        "type": Path,
+        "nargs": "+",
+        "default": [Path("params.yaml")],
+        "metavar": "YAML",
+        "help": "params.yaml, and overlays such as params/paper.yaml after it",
+    }
     sub = command(_doctor, "say what is installed, which device is used, which data and weights are present")
     sub.add_argument("what", nargs="?", choices=["data"], help="data: what each domain has and lacks, by name")
-    sub.add_argument("--config", type=Path, default=Path("params.yaml"), metavar="YAML")
+    sub.add_argument("--config", **config)
 
     sub = command(_fetch, "download a domain's published files or the systems' weights: resumed, checked by sha256")
     sub.add_argument("what", metavar="WHAT", help="a domain with a card, or `weights`")
     sub.add_argument("--to", type=Path, metavar="DIR", help="default: data/raw/<source> or data/weights")
-    sub.add_argument("--config", type=Path, default=Path("params.yaml"), metavar="YAML", help="for `weights`")
+    sub.add_argument("--config", **config)
     return top
 
 

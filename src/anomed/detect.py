@@ -1,10 +1,12 @@
 """What a detection method is, and the fit command."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from anomed import plugins, records
@@ -15,18 +17,39 @@ from anomed.settings import Settings, check
 STATE = "state.safetensors"
 
 
+@dataclass(frozen=True)
+class Labelled:
+    """The valid images of a domain with their truth, for a method that is `supervised`.
+
+    images: uint8, N x S x S (x 3). labels: int, (N,), 1 abnormal. masks: per image bool, native H x W, or None where
+    the pixel truth is unknown.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    masks: list[np.ndarray | None]
+
+
 class Detector:
     """Base of every method: subclass it once, register it, and fill `fit` and `score`.
 
     A detector sees prepared pixels only: uint8, N x S x S (grey) or N x S x S x 3, never a label, mask or file name.
     Class attributes state what it needs: `deterministic` (one seed is enough), `localises` (it gives maps), `gpu`
-    (it can use one), `memory_mb` (what its jobs ask of a scheduler).
+    (it can use one), `memory_mb` (what its jobs ask of a scheduler). A baseline that asks how far knowledge beside
+    the pixels goes says so: `reads` names facts that it finds in `self.facts` when it fits and when it scores, aligned
+    with the images ("slice": float64, NaN where unknown; "view": str, "" where unknown); one that is `supervised`
+    finds the labelled valid images in `self.valid` when it fits.
     """
 
     deterministic: ClassVar[bool] = False
     localises: ClassVar[bool] = True
     gpu: ClassVar[bool] = False
     memory_mb: ClassVar[int] = 1000
+    reads: ClassVar[tuple[str, ...]] = ()
+    supervised: ClassVar[bool] = False
+
+    facts: dict[str, np.ndarray]
+    valid: Labelled
 
     class Params(Settings):
         """The keys of the method's block in params.yaml."""
@@ -38,6 +61,16 @@ class Detector:
     def files(cls, params: Any) -> dict[str, Path]:
         """Files outside the project that decide the result (weights), by name; their hashes join the parameters."""
         return {}
+
+    @classmethod
+    def mark(cls, params: Any) -> str:
+        """What readers of the table must know of such a row; empty for a detector trained as it should be."""
+        return ""
+
+    @classmethod
+    def needs_mb(cls, params: Any) -> int:
+        """Memory that a job of such a row asks of a scheduler."""
+        return cls.memory_mb
 
     def fit(self, images: np.ndarray) -> None:
         """Learn from the normal train images: uint8, N x S x S (x 3), memory-mapped, N >= 1."""
@@ -71,6 +104,9 @@ def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Pat
     with records.atomic_dir(out, r"run\.json|state\.safetensors") as partial:
         with card_of(prepared, system, parameters, seed, detector) as card:
             every = len(rows) == rows[-1] + 1  # train comes first: one view, no copy
+            detector.facts = facts(prepared, prepared.table.iloc[rows], detector.reads)
+            if detector.supervised:
+                detector.valid = _labelled(prepared)
             detector.fit(prepared.images[: len(rows)] if every else prepared.images[rows])
             card.facts.update(train_images=len(rows), image_shape=list(prepared.images.shape[1:]))
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
@@ -97,6 +133,32 @@ def _train_rows(prepared: Prepared, system: str, parameters: dict[str, Any], see
             )
         train = train[train.subject_id.isin(subjects[:limit])]
     return train.row.to_numpy()
+
+
+def facts(prepared: Prepared, table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """What the manifest's `clinical.jsonl` tells of the images of `table`, by name; see Detector.reads.
+
+    Raises AnomedError when it tells nothing of any of them: every score would rest on nothing.
+    """
+    found = {}
+    for name in names:
+        values = [prepared.clinical.get(image_id, {}).get(name) for image_id in table.image_id]
+        if len(values) and all(value is None for value in values):
+            raise AnomedError(
+                f"{prepared.folder}: {name!r} is known of none of {len(values)} images, so nothing can be learned from "
+                "it; run another method on this domain"
+            )
+        unknown: float | str = np.nan if name == "slice" else ""
+        found[name] = np.array([unknown if value is None else value for value in values])
+    return found
+
+
+def _labelled(prepared: Prepared) -> Labelled:
+    valid = prepared.table[prepared.table.split == "valid"]
+    if valid.empty:
+        raise AnomedError(f"{prepared.folder}: no valid image, but a supervised method learns from them")
+    masks = [None if pd.isna(row) else prepared.mask(int(row)) for row in valid.mask_row]
+    return Labelled(prepared.images[valid.row.to_numpy()], valid.label.to_numpy(), masks)
 
 
 class _Fitted(Settings):

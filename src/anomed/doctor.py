@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from anomed import backbones, cards, manifest, params, records
+from anomed import manifest, params, records, weights
 from anomed.errors import AnomedError
-from anomed.plan import CARDS, PREPARED, Plan
+from anomed.plan import PREPARED, Plan
 
 PACKAGES = (
     "anomed",
@@ -32,8 +32,9 @@ PACKAGES = (
 )
 
 
-def doctor(config: Path) -> int:
-    """Print the state of the installation and of everything that `config` asks for; returns the number of faults."""
+def doctor(*config: Path) -> int:
+    """Print the state of the installation and of everything that `config`, a params file with overlays, asks for;
+    returns the number of faults."""
     console = Console(soft_wrap=True)
     faults = 0
 
@@ -44,15 +45,17 @@ def doctor(config: Path) -> int:
             faults += state == "missing"
             mark = {"ok": "[green]ok[/]", "missing": "[red]missing[/]", "note": "[yellow]note[/]"}[state]
             table.add_row(mark, escape(name), escape(detail))
+        for column in table.columns:
+            column.overflow = "fold"  # a path must be whole
         console.print(table)
         console.print()
 
     section("installation", _installation())
     section("device", [_device()])
     try:
-        plan = Plan(params.read(config))
+        plan = Plan(params.combined(config))
     except AnomedError as error:
-        section(str(config), [("missing", "parameters", line) for line in str(error).splitlines()])
+        section(" + ".join(map(str, config)), [("missing", "parameters", line) for line in str(error).splitlines()])
         return faults
     section("data", [_domain(plan, name) for name in plan.domains])
     section("weights", _weights(plan) or [("ok", "none", "nothing listed needs any")])
@@ -102,20 +105,7 @@ def _domain(plan: Plan, name: str) -> tuple[str, str, str]:
         return "ok", name, f"{block.source} at {block.root}; {prepared}"
     if card.exists():
         return "note", name, f"{block.root} does not exist; {prepared}, so it is not needed"
-    return "missing", name, without_root(plan, name)
-
-
-def without_root(plan: Plan, name: str) -> str:
-    """That a domain's root does not exist, and how its data can be had."""
-    block = plan.params.domains[name]
-    text = f"{block.root} does not exist: put the data there or change domains.{name}.root"
-    card = cards.load(plan.card_name(name), CARDS)
-    entry = card.sources.get(block.source) if card else None
-    if entry:
-        text += f". {entry.obtain}"
-        if entry.downloads and "anomed fetch" not in text:
-            text += f" Or run `anomed fetch {plan.card_name(name)}`"
-    return text
+    return "missing", name, f"{block.root} does not exist: {plan.obtain(name)}"
 
 
 def _wanted(plan: Plan, name: str) -> str:
@@ -159,9 +149,12 @@ def _weights(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _weight(name: str, path: Path) -> tuple[str, str]:
     """State and detail of one file of weights."""
-    if name in backbones.BACKBONES and backbones.BACKBONES[name].url:
-        try:
-            backbones.check_fetched(name, path)
-        except AnomedError as error:
-            return "missing", str(error)
-    return ("ok", f"sha256 {records.digest_file(path)[:16]}") if path.exists() else ("missing", str(path))
+    item = weights.find(name)
+    try:
+        if item:
+            item.check(path)
+    except AnomedError as error:
+        return "missing", str(error)
+    if not path.exists():
+        return "missing", f"{path} not found; put the file there"
+    return "ok", f"sha256 {records.digest_file(path)[:16]}"

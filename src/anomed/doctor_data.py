@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from anomed import cards, manifest, params, records
-from anomed.doctor import without_root
 from anomed.domains.source import Scan, Source
 from anomed.errors import AnomedError
 from anomed.manifest import Case
@@ -28,12 +27,13 @@ class Finding(NamedTuple):
     text: str
 
 
-def doctor_data(config: Path) -> int:
-    """Print what each domain of `config` has and lacks, without reading pixels; returns the number of faults.
+def doctor_data(*config: Path) -> int:
+    """Print what each domain of `config`, a params file with overlays, has and lacks, without reading pixels; returns
+    the number of faults.
 
     Raises AnomedError when `config` itself is at fault.
     """
-    plan = Plan(params.read(config))
+    plan = Plan(params.combined(config))
     console = Console(soft_wrap=True)  # no line is broken: names can be searched and copied
     faults = 0
     for name in plan.domains:
@@ -55,7 +55,7 @@ def examine(plan: Plan, name: str) -> Iterator[Finding]:
     entry = card.sources.get(block.source) if card else None
     root = plan.root(name)
     if root and not os.path.exists(root):  # noqa: PTH110  never raises
-        yield Finding("missing", without_root(plan, name))
+        yield Finding("missing", f"{block.root} does not exist: {plan.obtain(name)}")
         return
     source = plan.source(name)
     if not source.needs_root:

@@ -1,4 +1,4 @@
-"""A resumable download: one file whose sha256 is published, fetched in as many attempts as it takes, then checked."""
+"""A resumable download: one file fetched in as many attempts as it takes, then checked by what is published of it."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)  # replies that another attempt ma
 
 @dataclass(frozen=True)
 class Item:
-    """One file to have. sha256: the digits that its hash starts with, all 64 or as many as are published."""
+    """One file to have. sha256: the digits that its hash starts with: all 64, or as many as are published, or none."""
 
     url: str
     target: Path
@@ -57,7 +57,7 @@ def download(item: Item) -> None:
     with Part.locked(item) as part:
         part.fill()
         part.finish()
-    print(f"{target}: complete, sha256 as published")
+    print(f"{target}: complete{', sha256 as published' if item.sha256 else ''}")
 
 
 class Part:

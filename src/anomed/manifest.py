@@ -252,7 +252,8 @@ class Prepared:
 
     @cached_property
     def clinical(self) -> dict[str, dict[str, Any]]:
-        """What `Case.clinical` gave, by image_id; empty in a domain without text."""
+        """What `Case.clinical` gave, by image_id: texts, and facts of images such as "slice" and "view"; empty where
+        there is neither."""
         lines = self._file("clinical.jsonl").read_text(encoding="utf-8").splitlines()
         entries = [json.loads(line) for line in lines]
         return {entry.pop("image_id"): entry for entry in entries}

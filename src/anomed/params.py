@@ -1,13 +1,14 @@
 """params.yaml: the models that every key is checked against before anything runs."""
 
-from collections.abc import Iterable, Mapping
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, StringConstraints, field_validator
 
-from anomed import plugins
+from anomed import plugins, records
 from anomed.detect import Detector
 from anomed.errors import AnomedError
 from anomed.preprocess.chain import Chain
@@ -43,6 +44,39 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise AnomedError(f"{path}: found {type(value).__name__}, expected keys and values")
     return value
+
+
+def combined(paths: Sequence[Path]) -> dict[str, Any]:
+    """A params file with overlays upon it, as `snakemake --configfile` lays them: keys replace keys, lists lists."""
+    config = read(paths[0])
+    for path in paths[1:]:
+        lay(config, read(path))
+    return config
+
+
+def lay(config: Any, overlay: Mapping[str, Any]) -> None:
+    """Put the keys of an overlay into `config`, which may be any mapping of mappings."""
+    for key, value in overlay.items():
+        if isinstance(value, Mapping) and isinstance(config.get(key), Mapping):
+            lay(config[key], value)
+        else:
+            config[key] = value
+
+
+def merge(overlay: Path, into: Path) -> None:
+    """Write an overlay into a params file, whose comments stay. Raises AnomedError when the result is no valid one, and
+    then writes nothing."""
+    from ruamel.yaml import YAML
+
+    Params(combined([into, overlay]))
+    editor = YAML()
+    editor.width, editor.preserve_quotes = 1000, True
+    editor.indent(mapping=2, sequence=4, offset=2)
+    config, over = (editor.load(path.read_text(encoding="utf-8")) for path in (into, overlay))
+    lay(config, over)
+    text = io.StringIO()
+    editor.dump(config, text)
+    records.write_text(into, text.getvalue())
 
 
 class Run(Settings):
@@ -121,6 +155,7 @@ class Params:
         self.domain_blocks: dict[str, dict[str, Any]] = {}
         self.methods: dict[str, type[Detector]] = {}
         self.method_blocks: dict[str, dict[str, Any]] = {}
+        self.settings: dict[str, Settings] = {}  # of each method: its block as its class takes it
         for name, block in top.domains.items():
             self._add_domain(name, block or {})
         for name, block in top.methods.items():
@@ -191,7 +226,7 @@ class Params:
         method = _plugin("methods", implementation, f"{where}.implementation")
         rest = {key: value for key, value in block.items() if key != "implementation"}
         parameters = check(method.Params, rest, where, also=Method.model_fields)
-        self.methods[name] = method
+        self.methods[name], self.settings[name] = method, parameters
         self.method_blocks[name] = {"implementation": implementation, **parameters.model_dump()}
 
 

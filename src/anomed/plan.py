@@ -47,9 +47,11 @@ class Plan:
         self.params = Params(config)
         self.domains = self.params.run.domains
         self.systems = self.params.run.systems
+        self.lacking: list[str] = []  # what stops a run and not a look at the plan: see `check`
 
     def check(self) -> None:
-        """Raises AnomedError when raw data or weights that a listed run needs are missing."""
+        """Raises AnomedError for what makes the plan itself wrong, such as a root that does not exist; what is merely
+        not there yet (weights, the files of an empty root) is listed in `lacking`."""
         for domain in self.domains:
             self.prepare_params(domain)  # of a domain of volumes: the files of its chain as well
             block = self.params.domains[domain]
@@ -60,6 +62,7 @@ class Plan:
         for domain in self.domains:
             _check_runs("run.domains", domain, [self.absent(domain, system) for system in self.systems])
         for system in self.systems:
+            self._weight_hashes(system)
             _check_runs("run.systems", system, [self.absent(domain, system) for domain in self.domains])
 
     @cached_property
@@ -83,7 +86,10 @@ class Plan:
         """Why a system does not run on a domain; empty when it does."""
         if system in self.params.imported:
             return "" if self._brought(domain, system) else "not imported"
-        trained_on = self.trained_on(domain)
+        trained_on, reads = self.trained_on(domain), self.params.methods[system].reads
+        for name in dict.fromkeys((trained_on, domain)):
+            if unknown := [fact for fact in reads if fact not in self.source(name).offers]:
+                return f"not applicable: the {unknown[0]} of the images of {name} is not known"
         if self.source(trained_on).trains:
             return ""
         if trained_on != domain:
@@ -196,18 +202,35 @@ class Plan:
 
     def _fingerprint(self, domain: str) -> str:
         """Identity of the raw data; once prepared, they may be gone (a clone with pulled results needs no raw data)."""
-        try:
-            return self.source(domain).fingerprint()
-        except (AnomedError, OSError) as error:
-            card = PREPARED / domain / "card.json"
-            if not os.path.exists(self.root(domain)) and card.exists():  # noqa: PTH110  never raises
-                made = dict(records.read_card(card, "parameters")["parameters"])
-                fingerprint, _ = made.pop("fingerprint", ""), made.pop("files", None)
-                if made == self.params.domain_blocks[domain]:
-                    print(f"warning: domains.{domain}: {error}; going on with what is prepared", file=sys.stderr)
-                    return str(fingerprint)
-            where = "" if str(error).startswith(f"domains.{domain}") else f"domains.{domain}: "
-            raise AnomedError(f"{where}{error}") from None
+        root = self.root(domain)
+        if not root or os.path.exists(root):  # noqa: PTH110  never raises
+            if root and os.path.isdir(root) and not os.listdir(root):  # noqa: PTH112, PTH208
+                self.lacking.append(f"domains.{domain}.root: {root} is an empty folder; {self.obtain(domain)}")
+                return ""
+            try:
+                return self.source(domain).fingerprint()
+            except (AnomedError, OSError) as error:
+                where = "" if str(error).startswith(f"domains.{domain}") else f"domains.{domain}: "
+                raise AnomedError(f"{where}{error}") from None
+        card = PREPARED / domain / "card.json"
+        if card.exists():
+            made = dict(records.read_card(card, "parameters")["parameters"])
+            fingerprint, _ = made.pop("fingerprint", ""), made.pop("files", None)
+            if made == self.params.domain_blocks[domain]:
+                print(f"warning: domains.{domain}: {root} not found; going on with what is prepared", file=sys.stderr)
+                return str(fingerprint)
+        raise AnomedError(f"domains.{domain}.root: {root} not found; {self.obtain(domain)}")
+
+    def obtain(self, domain: str) -> str:
+        """How the raw data of a domain can be had."""
+        name, source = self.card_name(domain), self.params.domains[domain].source
+        text = f"put the data there or change domains.{domain}.root"
+        card = cards.load(name, CARDS)
+        entry = card.sources.get(source) if card else None
+        if entry is None:
+            return text
+        fetch = f" Or run `anomed fetch {name}`" if entry.downloads and "anomed fetch" not in entry.obtain else ""
+        return f"{text}. {entry.obtain}{fetch}"
 
     @cache  # noqa: B019
     def fit_params(self, domain: str, system: str) -> str:
@@ -225,14 +248,26 @@ class Plan:
 
     @cache  # noqa: B019
     def _weight_hashes(self, system: str) -> dict[str, str]:
-        return {name: _weights_hash(system, name, path) for name, path in self.weights(system).items()}
+        return {name: self._weights_hash(system, name, path) for name, path in self.weights(system).items()}
+
+    def _weights_hash(self, system: str, name: str, path: Path) -> str:
+        """Of a weight file; where it is gone, as in a clone with pulled results, what the models made with it say."""
+        if path.exists():
+            return records.digest_file(path)
+        for card in sorted(Path("models").glob(f"*/{system}/*/{records.RUN_CARD}")):
+            made = records.read_card(card, "parameters")["parameters"]
+            if made["method"] == self.params.method_blocks[system] and name in made["files"]:
+                return str(made["files"][name])
+        self.lacking.append(
+            f"methods.{system}: weights {name!r} not found at {path}; run `anomed fetch weights`, or put the file there"
+        )
+        return ""
 
     def weights(self, system: str) -> dict[str, Path]:
         """The files outside the project that a system reads, by name; they may be missing."""
         if system in self.params.imported:
             return {}
-        method, block = self.params.methods[system], self.params.method_blocks[system]
-        return method.files(method.Params(**{key: value for key, value in block.items() if key != "implementation"}))
+        return self.params.methods[system].files(self.params.settings[system])
 
     @cache  # noqa: B019
     def score_params(self, domain: str, system: str) -> str:
@@ -253,8 +288,9 @@ class Plan:
         }
         marks = {system: mark for system in self.systems if (mark := self._mark(system))}
         notes = {domain: note for domain in self.domains if (note := self._note(domain))}
-        plan = {"domains": self.domains, "systems": self.systems, "marks": marks, "notes": notes, "runs": runs}
-        return json.dumps(plan)  # unsorted: order is the table's order
+        apart = [system for system in marks if system not in self.params.imported]
+        plan = {"domains": self.domains, "systems": self.systems, "marks": marks, "notes": notes, "apart": apart}
+        return json.dumps({**plan, "runs": runs})  # unsorted: order is the table's order
 
     def _note(self, domain: str) -> str:
         """What readers of the table must know of a domain's models; empty where they are its own, of all images."""
@@ -266,7 +302,7 @@ class Plan:
     def _mark(self, system: str) -> str:
         """What readers of the table must know of a row; empty for a system that was run here."""
         if system not in self.params.imported:
-            return ""
+            return self.params.methods[system].mark(self.params.settings[system])
         origins = {o.origin for domain in self.domains for o in self._brought(domain, system).values()}
         return f"imported, not run here: {'; '.join(sorted(origins))}"
 
@@ -295,7 +331,7 @@ class Plan:
         return int(self.params.methods[system].gpu and self.params.run.device == "cuda")
 
     def memory_mb(self, system: str) -> int:
-        return int(self.params.methods[system].memory_mb)
+        return self.params.methods[system].needs_mb(self.params.settings[system])
 
     def code(self, command: str, *, domain: str = "", system: str = "") -> list[str]:
         """Project files that the job imports: an edit of one re-runs it."""
@@ -323,11 +359,3 @@ def _check_runs(key: str, name: str, absent: list[str]) -> None:
     """Raise AnomedError when every pair of a domain or system has a reason not to run."""
     if all(absent):
         raise AnomedError(f"{key}: nothing to run for {name!r}: {'; '.join(dict.fromkeys(absent))}")
-
-
-def _weights_hash(system: str, name: str, path: Path) -> str:
-    if not path.exists():
-        raise AnomedError(
-            f"methods.{system}: weights {name!r} not found at {path}; run `anomed fetch weights`, or put the file there"
-        )
-    return records.digest_file(path)

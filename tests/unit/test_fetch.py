@@ -1,5 +1,6 @@
 """The fetch command and its downloads, against a server on this machine that misbehaves as asked."""
 
+import dataclasses
 import errno
 import hashlib
 import http.server
@@ -15,7 +16,7 @@ import pytest
 import shipped
 import yaml
 
-from anomed import backbones, download, fetch
+from anomed import download, fetch, weights
 from anomed.download import Item
 from anomed.errors import AnomedError
 
@@ -331,19 +332,107 @@ def test_what_cannot_be_fetched_says_how_to_get_it(project: Callable[..., None])
         fetch.fetch("hart", None, Path("params.yaml"))
 
 
+Listing = Callable[..., Path]
+
+
+@pytest.fixture
+def listing(project: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Listing:
+    """Writes params.yaml in which patchcore stands on the given backbones, and nothing else reads a file."""
+    for name in ("HF_HUB_CACHE", "TORCH_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+
+    def write(*backbones: str) -> Path:
+        params = shipped.params()
+        params["domains"] = {"brain_mri": {"source": "bmad", "root": "raw"}}
+        params["run"]["domains"], params["run"]["systems"] = ["brain_mri"], []
+        for number, name in enumerate(backbones):
+            block = {"implementation": "patchcore", "backbone": name, "layers": ["layer2"]}
+            params["methods"][f"patchcore_{number}"] = block
+            params["run"]["systems"].append(f"patchcore_{number}")
+        Path("params.yaml").write_text(yaml.safe_dump(params))
+        return Path("params.yaml")
+
+    return write
+
+
+def publish(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gives any file of torchvision and of the hub."""
+    monkeypatch.setattr(weights, "TORCHVISION_URL", f"{server.url}/")
+    monkeypatch.setitem(weights.TORCHVISION, "resnet18", f"resnet18-{SHA[:8]}.pth")
+    own = weights.timm("resnet18")
+    monkeypatch.setattr(weights, "timm", lambda name: dataclasses.replace(own, url=server.url) if "." in name else own)
+
+
 def test_weights_that_the_systems_name(
-    project: Callable[..., None], server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listing: Listing, server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    params = shipped.params()
-    params["domains"]["brain_mri"] = {"source": "bmad", "root": "raw"}
-    Path("params.yaml").write_text(yaml.safe_dump(params))
-    fetch.fetch("weights", None, Path("params.yaml"))
+    fetch.fetch("weights", None, listing("tf_efficientnet_lite0"))
     assert "nothing to fetch: the systems of params.yaml read only tf_efficientnet_lite0" in capsys.readouterr().out
     assert not Path("data/weights").exists()
-    known = backbones.BACKBONES["resnet18"]
-    served = backbones.Weights(known.file, known.build, known.mean, known.std, url=server.url, sha256=SHA[:8])
-    monkeypatch.setitem(backbones.BACKBONES, "resnet18", served)
-    params["methods"]["patchcore"] = {"backbone": "resnet18", "layers": ["layer2"]}
-    Path("params.yaml").write_text(yaml.safe_dump(params))
-    fetch.fetch("weights", None, Path("params.yaml"))
-    assert Path("data/weights/resnet18-f37072fd.pth").read_bytes() == DATA
+    publish(server, monkeypatch)
+    config = listing("resnet18", "resnet18", "resnet18.a1_in1k", "tf_efficientnet_lite0")
+    fetch.fetch("weights", None, config)
+    out = capsys.readouterr().out
+    files = [Path(f"data/weights/resnet18-{SHA[:8]}.pth"), Path("data/weights/resnet18.a1_in1k.safetensors")]
+    assert sorted(Path("data/weights").iterdir()) == files
+    assert [path.read_bytes() for path in files] == [DATA, DATA]
+    assert len(server.seen) == 2
+    assert out.count("terms: ") == 2
+    assert out.index("terms: timm's weights") < out.index(server.url)
+    assert f"{files[1]}: no hash of it is published; found sha256 {SHA}" in out
+    assert f"{files[0]}: no hash" not in out
+    fetch.fetch("weights", None, config)
+    out = capsys.readouterr().out
+    assert f"{files[0]}: resnet18, sha256 {SHA}" in out
+    assert f"{files[1]}: resnet18.a1_in1k, sha256 {SHA}" in out
+    assert "terms: " not in out
+    assert len(server.seen) == 2
+
+
+def test_weights_that_a_hub_s_library_fetched_are_left_there(
+    listing: Listing, server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(server, monkeypatch)
+    kept = tmp_path / f"TORCH_HOME/hub/checkpoints/resnet18-{SHA[:8]}.pth"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(DATA)
+    monkeypatch.setattr(weights, "_kept", lambda url: [kept])
+    fetch.fetch("weights", None, listing("resnet18"))
+    assert f"{kept}: resnet18, sha256 {SHA}" in capsys.readouterr().out
+    assert server.seen == []
+    fetch.fetch("weights", Path("carried"), listing("resnet18"))  # to take along: all of them
+    assert (Path("carried") / kept.name).read_bytes() == DATA
+
+
+def test_one_file_that_cannot_be_had_does_not_hold_up_the_others(
+    listing: Listing, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(server, monkeypatch)
+    server.faults = [404]
+    with pytest.raises(AnomedError, match=rf"replied 404 .* put it at data/weights/resnet18-{SHA[:8]}\.pth$"):
+        fetch.fetch("weights", None, listing("resnet18", "resnet18.a1_in1k"))
+    assert Path("data/weights/resnet18.a1_in1k.safetensors").read_bytes() == DATA
+
+
+def test_a_user_who_stops_stops_all_of_it(listing: Listing, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(server, monkeypatch)
+
+    def interrupted(reply: Any) -> Iterator[bytes]:
+        yield reply.read(1000)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "_blocks", interrupted)
+    with pytest.raises(AnomedError, match=r"^data/weights/resnet18-.*stopped with .*; call again to go on$"):
+        fetch.fetch("weights", None, listing("resnet18", "resnet18.a1_in1k"))
+    assert len(server.seen) == 1
+
+
+def test_wrong_weights_are_not_passed_over(listing: Listing, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(server, monkeypatch)
+    path = Path(f"data/weights/resnet18-{SHA[:8]}.pth")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"other")
+    with pytest.raises(AnomedError, match="not the published weights of resnet18: delete the file"):
+        fetch.fetch("weights", None, listing("resnet18"))
+    assert path.read_bytes() == b"other"

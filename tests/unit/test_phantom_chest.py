@@ -81,6 +81,15 @@ def test_an_opacity_is_brighter_than_the_same_lung_without_it_and_only_inside_it
     assert change[~inside].mean() < 0.25 * change[inside].mean()
 
 
+def test_a_film_says_how_it_was_taken_and_a_pair_of_subjects_has_one_view():
+    views = {picture: chest.paint(0, picture).clinical for picture in COHORT[:20]}
+    assert {view["view"] for view in views.values()} == {"AP", "PA"}
+    assert all(set(view) == {"view"} for view in views.values())
+    for one, other in zip(COHORT[:20:2], COHORT[1:20:2], strict=True):
+        if one.split != "train":
+            assert views[one] == views[other], "a finding and its normal twin: the view must not tell the classes apart"
+
+
 def test_boxes_mark_opacities_and_nothing_else():
     assert chest.paint(0, healthy(OPAQUE[0])).boxes == ()
     for picture in OTHER[:6]:

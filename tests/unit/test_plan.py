@@ -10,6 +10,7 @@ from paths import ROOT
 
 from anomed import records
 from anomed.errors import AnomedError
+from anomed.params import combined, merge, read
 from anomed.plan import Plan
 
 
@@ -70,15 +71,17 @@ def test_a_missing_root_stops_it_unless_the_domain_is_prepared(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config["domains"]["brain_mri"] = {"source": "bmad", "root": "gone"}
-    with pytest.raises(AnomedError, match=r"^domains\.brain_mri: gone: not found; domains\.brain_mri\.root must point"):
+    with pytest.raises(
+        AnomedError, match=r"^domains\.brain_mri\.root: gone not found; put the data there or change dom"
+    ):
         Plan(config).check()
     card = tmp_path / "data/prepared/brain_mri/card.json"
     block = Plan(config).params.domain_blocks["brain_mri"]
     records.write_card(card, {"parameters": {**block, "fingerprint": "abc"}})
     assert json.loads(Plan(config).prepare_params("brain_mri"))["fingerprint"] == "abc"
-    assert "warning: domains.brain_mri: gone: not found" in capsys.readouterr().err
+    assert "warning: domains.brain_mri: gone not found" in capsys.readouterr().err
     records.write_card(card, {"parameters": {**block, "size": 99, "fingerprint": "abc"}})
-    with pytest.raises(AnomedError, match="gone: not found"):
+    with pytest.raises(AnomedError, match="gone not found"):
         Plan(config).check()
 
 
@@ -208,3 +211,98 @@ def test_imported_systems_run_with_the_seeds_that_came(config: dict[str, Any], t
     config["imported"] = {"random": None}
     with pytest.raises(AnomedError, match=r"imported\.random: `methods:` has a block of this name as well"):
         Plan(config)
+
+
+def test_weights_that_are_missing_stop_no_plan_and_are_listed(config: dict[str, Any], tmp_path: Path) -> None:
+    config["methods"]["patchcore"] = {"backbone": "resnet18", "layers": ["layer2"]}
+    plan = Plan(config)
+    plan.check()
+    file = "data/weights/resnet18-f37072fd.pth"
+    expected = f"methods.patchcore: weights 'resnet18' not found at {file}; run `anomed fetch weights`"
+    assert [line.startswith(expected) for line in plan.lacking] == [True]
+    assert json.loads(plan.fit_params("brain_mri", "patchcore"))["files"] == {"resnet18": ""}
+    (tmp_path / "data/weights").mkdir(parents=True)
+    (tmp_path / file).write_bytes(b"weights")
+    plan = Plan(config)
+    plan.check()
+    fitted = json.loads(plan.fit_params("brain_mri", "patchcore"))
+    assert (plan.lacking, fitted["files"]) == ([], {"resnet18": records.digest_file(tmp_path / file)})
+    # In a clone with the models and without the weights, what the models say of them holds.
+    records.write_card(tmp_path / "models/brain_mri/patchcore/0/run.json", {"parameters": fitted})
+    (tmp_path / file).unlink()
+    plan = Plan(config)
+    plan.check()
+    assert (plan.lacking, json.loads(plan.fit_params("brain_mri", "patchcore"))) == ([], fitted)
+
+
+def test_random_weights_need_no_file_and_mark_the_row(config: dict[str, Any]) -> None:
+    config["methods"]["patchcore"] = {"backbone": "resnet18", "layers": ["layer2"], "weights": "random"}
+    plan = Plan(config)
+    plan.check()
+    given = json.loads(plan.table_params())
+    assert plan.lacking == []
+    assert given["marks"] == {"patchcore": "smoke: random weights"}
+    assert given["apart"] == ["patchcore"]
+
+
+def test_a_row_that_reads_facts_runs_where_they_are_known(config: dict[str, Any]) -> None:
+    config["methods"] |= {"slice": {"implementation": "metadata.slice"}, "view": {"implementation": "metadata.view"}}
+    config["domains"]["chest_xray"] = {"source": "embedded"}
+    config["run"] = {"domains": ["brain_mri", "chest_xray"], "systems": ["slice", "view"], "seeds": [0, 1]}
+    plan = Plan(config)
+    plan.check()
+    assert plan.runs == [("brain_mri", "slice", 0), ("chest_xray", "view", 0)]
+    assert plan.absent("brain_mri", "view") == "not applicable: the view of the images of brain_mri is not known"
+
+
+def test_memory_follows_from_what_a_row_may_use(config: dict[str, Any]) -> None:
+    before = Plan(config).memory_mb("patchcore")
+    config["methods"]["patchcore"]["max_memory_mb"] = 50_000
+    assert Plan(config).memory_mb("patchcore") >= before + 40_000
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cards").symlink_to(ROOT / "data/cards")
+    return combined([ROOT / "params.yaml", ROOT / "params/paper.yaml"])
+
+
+def test_the_paper_is_nine_rows_on_six_domains_with_five_seeds(paper: dict[str, Any], tmp_path: Path) -> None:
+    for block in paper["domains"].values():
+        if block["source"] != "embedded":
+            (tmp_path / block["root"]).mkdir(parents=True, exist_ok=True)
+    plan = Plan(paper)
+    plan.check()
+    assert len(plan.runs) == len(set(plan.runs)) == 9 * 6 * 5
+    empty = [line for line in plan.lacking if "is an empty folder" in line]
+    assert len(set(empty)) == 6
+    assert all("anomed fetch" in line for line in empty)
+    assert {*plan.lacking} - {*empty}, "the weights are not there either"
+
+
+def test_the_paper_without_its_data_is_stopped(paper: dict[str, Any]) -> None:
+    with pytest.raises(
+        AnomedError, match=r"^domains\.brain_mri\.root: data/raw/bmad not found; .*`anomed fetch brain_mri`"
+    ):
+        Plan(paper).check()
+
+
+def test_an_overlay_is_laid_as_snakemake_lays_it(tmp_path: Path) -> None:
+    from snakemake.utils import update_config
+
+    base, overlay = (read(ROOT / name) for name in ("params.yaml", "params/paper.yaml"))
+    update_config(base, overlay)
+    assert combined([ROOT / "params.yaml", ROOT / "params/paper.yaml"]) == base
+    into = tmp_path / "params.yaml"
+    into.write_text((ROOT / "params.yaml").read_text())
+    merge(ROOT / "params/paper.yaml", into)
+    assert read(into) == base
+    assert "# The one file to edit." in into.read_text(), "comments stay"
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("run: {systems: [nobody]}")
+    before = into.read_bytes()
+    with pytest.raises(AnomedError, match=r"run\.systems: 'nobody' has no block"):
+        merge(broken, into)
+    assert into.read_bytes() == before

@@ -24,6 +24,7 @@ from anomed.settings import check
 NORMAL, OPACITY, OTHER = "Normal", "Lung Opacity", "No Lung Opacity / Not Normal"
 BOX = {"a1": [(3.5, 2.0, 10.0, 6.0), (20.0, 4.0, 28.0, 16.0)]}  # x, y, width, height; the second ends in the corner
 KINDS = {**{f"n{i}": NORMAL for i in range(6)}, "a1": OPACITY, "a2": OTHER, "a3": OTHER}
+VIEWS = {**dict.fromkeys(KINDS, "PA"), "a1": "AP", "n3": "LATERAL", "n4": ""}
 HEIGHT, WIDTH = 20, 48
 SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
 
@@ -43,13 +44,15 @@ def element(group: int, number: int, kind: str, value: bytes | str) -> bytes:
 
 
 def dicom(image: np.ndarray, patient: str, jpeg: bool = False, photometric: str = "MONOCHROME2", **other: Any) -> bytes:
-    """A Part 10 file, explicit little endian, stored raw or as JPEG baseline. other: bits, extra, size, cut."""
+    """A Part 10 file, explicit little endian, stored raw or as JPEG baseline. other: bits, extra, size, cut, view."""
     bits, (height, width) = other.get("bits", 8), other.get("size", image.shape)
     syntax = "1.2.840.10008.1.2.4.50" if jpeg else "1.2.840.10008.1.2.1"
     meta = element(2, 1, "OB", b"\0\1") + element(2, 2, "UI", "1.2.840.10008.5.1.4.1.1.7")
     meta += element(2, 3, "UI", "1.2.3") + element(2, 0x10, "UI", syntax) + element(2, 0x12, "UI", "1.2")
     body = element(8, 0x16, "UI", "1.2.840.10008.5.1.4.1.1.7") + element(8, 0x18, "UI", "1.2.3")
     body += element(0x10, 0x20, "LO", patient)
+    if other.get("view"):
+        body += element(0x18, 0x5101, "CS", other["view"])
     numbers = {2: 1, 4: photometric, 0x10: height, 0x11: width, 0x100: bits, 0x101: bits, 0x102: bits - 1, 0x103: 0}
     for number, value in numbers.items():
         kind = "CS" if isinstance(value, str) else "US"
@@ -84,7 +87,7 @@ def tree(root: Path, backwards: bool = False) -> Path:
         jpeg, photometric = name in ("n1", "a1"), "MONOCHROME1" if name == "n2" else "MONOCHROME2"
         image = 255 - pixels(name) if photometric == "MONOCHROME1" else pixels(name)
         path = root / "stage_2_train_images" / f"{name}.dcm"
-        path.write_bytes(dicom(image, name, jpeg, photometric))
+        path.write_bytes(dicom(image, name, jpeg, photometric, view=VIEWS.get(name)))
         labels += [[name, *box, 1] for box in boxes] or [[name, "", "", "", "", 0]]
         classes += [[name, KINDS[name]]] * max(1, len(boxes))
     write(root / "stage_2_train_labels.csv", "patientId,x,y,width,height,Target", labels)
@@ -136,6 +139,8 @@ def test_prepared_domain_holds_labels_boxes_and_upright_pixels(tmp_path: Path) -
     assert prepared.card["ignored_files"] == 1
     assert not prepared.card["masks"]
     assert ((table.native_h == HEIGHT) & (table.native_w == WIDTH)).all()
+    assert source(tmp_path / "raw").offers == {"view"}
+    assert prepared.clinical == {table.image_id[name]: {"view": view} for name, view in VIEWS.items() if view}
     for name, row in table.iterrows():
         assert row.image_id == f"{row.split}/{'Ungood' if row.label else 'good'}/{name}"
         image = native(tmp_path / "out", row.image_id)
@@ -303,9 +308,10 @@ def test_real_films_keep_their_levels(tmp_path: Path, real_data: Path) -> None:
     row = next(row for row in rows if len(json.loads(row["boxes_xywh_256"])) == 2)
     with Image.open(real_data / "chest_xray" / "images" / row["file"]) as film:
         image = np.array(film.convert("L"))[10:]  # not square
-    read = rsna_film.read(dicom(image, row["rsna_id"]), "film", row["rsna_id"], tmp_path)
+    read, view = rsna_film.read(dicom(image, row["rsna_id"]), "film", row["rsna_id"], tmp_path)
+    assert view == ""
     assert (read == image).all()
-    packed = rsna_film.read(dicom(image, row["rsna_id"], jpeg=True), "film", row["rsna_id"], tmp_path)
+    packed, _ = rsna_film.read(dicom(image, row["rsna_id"], jpeg=True), "film", row["rsna_id"], tmp_path)
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=90)
     assert np.abs(packed.astype(int) - np.array(Image.open(buffer))).max() <= 1

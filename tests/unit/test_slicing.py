@@ -412,6 +412,7 @@ def test_slices_named_by_index_need_a_chain_that_leaves_the_index_its_meaning(
         intensity(cohort, block(spatial=steps, plane=plane))
     made = Prepared(intensity(cohort, block(normal="slices")))
     assert set(made.table.image_id.str[-3:]) == {"007", "008"}
+    assert made.clinical == {name: {"slice": int(name[-3:])} for name in made.table.image_id}
 
 
 @pytest.mark.parametrize(

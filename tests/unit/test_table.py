@@ -440,6 +440,33 @@ def test_a_mark_of_a_system_is_printed_beside_and_below_every_table(copied: Any)
     assert "random \\dag{}" in (copied.results / "table.tex").read_text()
 
 
+def test_a_row_that_is_no_comparison_wins_nothing_and_is_ranked_with_nobody(copied: Any) -> None:
+    """`random` is the best here; apart, it keeps its value and interval, and `label` is bold in its place."""
+    plan = copied.plan
+    for apart, best in ([], "random"), (["random"], "label"):
+        plan["marks"], plan["apart"] = dict.fromkeys(apart, "smoke: random weights"), apart
+        table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)
+        text = (copied.results / "table.md").read_text()
+        line = next(line for line in text.splitlines() if line.startswith("| label"))
+        assert ("**0.3750" in line) == (best == "label")
+        found = json.loads((copied.results / "statistics.json").read_text())
+        column = found["domains"]["brain_mri"]["metrics"]["image_auroc"]
+        assert column["best"] == best
+        assert ("random" in column["ranks"]) == (best == "random")
+        assert column["intervals"]["random"]["low"] == 0.402151
+        reasons = found["ranks"]["image_auroc"]["left_out"]["systems"]
+        assert reasons == dict.fromkeys(apart, "smoke: random weights")
+
+
+def test_a_row_that_does_not_apply_everywhere_takes_no_domain_from_the_ranks_of_the_others(copied: Any) -> None:
+    plan = copied.plan
+    plan["systems"].append("view")
+    plan["runs"]["brain_mri"]["view"] = {"seeds": [], "hash": "0", "absent": "not applicable: no view is known"}
+    table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)
+    found = json.loads((copied.results / "statistics.json").read_text())["ranks"]["image_auroc"]["left_out"]
+    assert found == {"systems": {"view": "brain_mri: not applicable: no view is known"}, "domains": {}}
+
+
 def test_a_plan_that_says_both_or_neither_is_refused(copied: Any) -> None:
     for seeds, absent in (([], ""), ([0], "not imported")):
         plan = copied.plan

@@ -1,6 +1,7 @@
 """A copy of the project in a temporary folder, small parameters, and ways to run Snakemake and DVC there for real."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -36,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SMALL: dict[str, Any] = {
     "run": {"domains": ["brain_mri"], "systems": ["random", "constant", "intensity", "patchcore"], "seeds": [0, 1]},
-    "domains": {"brain_mri": {"source": "embedded", "subjects": 10, "size": 96, "preprocess": "quick"}},
+    "domains": {"brain_mri": {"source": "embedded", "subjects": 10, "size": 96, "preprocess": "quick", "shards": 1}},
     # The whole chain is run by test_volumes.py; this one keeps every step of the workflow and takes a second a head.
     "preprocess": {
         "quick": {
@@ -46,14 +47,32 @@ SMALL: dict[str, Any] = {
         }
     },
     "methods": METHODS,
-    "metrics": {"aupro_limit": 0.3},
+    "metrics": {"aupro_limit": 0.3, "replicates": 100},
 }
 # What must be byte-identical however the run went.
 STABLE = ("scores/**/*", "results/table.*", "results/scores.csv")
 
 
+# Runs when a process of Python starts, and at its end writes down what one of ours has imported.
+NOTE = """
+import atexit, json, os, sys
+from pathlib import Path
+
+def note():
+    if Path(sys.argv[0]).name == "anomed":
+        from anomed.records import code_files
+        facts = {"arguments": sys.argv[1:], "files": [f"src/{name}" for name in code_files()]}
+        facts["heavy"] = sorted({"torch", "timm", "monai"} & set(sys.modules))
+        Path(__file__).with_name(f"{os.getpid()}.json").write_text(json.dumps(facts))
+
+atexit.register(note)
+"""
+
+
 class Project:
     """A working copy under `folder`."""
+
+    notes: Path | None = None
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -66,6 +85,29 @@ class Project:
                 shutil.copy(source, target)
         (folder / "params.yaml").write_text(yaml.safe_dump(SMALL, sort_keys=False))
 
+    def note(self) -> None:
+        """From now on, programs started here write down what they imported."""
+        self.notes = self.folder.with_name(f"{self.folder.name}-notes")
+        self.notes.mkdir()
+        (self.notes / "sitecustomize.py").write_text(NOTE)
+
+    def noted(self) -> list[dict[str, Any]]:
+        """Arguments, own files and heavy libraries of every call of `anomed` since `note`."""
+        assert self.notes
+        return [json.loads(path.read_text()) for path in sorted(self.notes.glob("*.json"))]
+
+    def copy(self, folder: Path) -> "Project":
+        """The same, with all that was made, under another folder."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project.at(folder)
+
+    @classmethod
+    def at(cls, folder: Path) -> "Project":
+        """A working copy that lies there already."""
+        project = cls.__new__(cls)
+        project.folder = folder
+        return project
+
     def edit(self, change: Callable[[dict], object]) -> None:
         """Rewrite params.yaml."""
         path = self.folder / "params.yaml"
@@ -73,11 +115,14 @@ class Project:
         change(params)
         path.write_text(yaml.safe_dump(params, sort_keys=False))
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a program of the environment in a process group of its own, as a terminal would."""
+    def start(self, *command: str, path: str = "") -> subprocess.Popen[str]:
+        """Start a program of the environment in a process group of its own, as a terminal would. path: PATH, in place of
+        this process's with the environment's programs in front."""
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment["PATH"] = os.pathsep.join([str(BINARIES), environment["PATH"]])
+        environment["PATH"] = path or os.pathsep.join([str(BINARIES), environment["PATH"]])
         environment["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        if self.notes:
+            environment["PYTHONPATH"] = str(self.notes)
         return subprocess.Popen(
             [str(BINARIES / command[0]), *command[1:]],
             cwd=self.folder,
@@ -88,9 +133,9 @@ class Project:
             start_new_session=True,
         )
 
-    def run(self, *command: str, fails: bool = False) -> str:
+    def run(self, *command: str, fails: bool = False, path: str = "") -> str:
         """Run to the end and return everything printed; asserts the kind of exit status."""
-        process = self.start(*command)
+        process = self.start(*command, path=path)
         output, _ = process.communicate(timeout=420)
         assert (process.returncode != 0) == fails, f"exit {process.returncode}\n{output[-6000:]}"
         return output

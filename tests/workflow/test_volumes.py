@@ -15,14 +15,14 @@ from anomed.manifest import Prepared
 from anomed.phantoms import brain
 from anomed.plan import Plan
 
-HEADS = {"sub-01": "train", "sub-03": "train", "sub-05": "valid", "sub-08": "valid", "sub-02": "test", "sub-04": "test"}
+HEADS = {"sub-01": "train", "sub-03": "train", "sub-02": "test", "sub-04": "test"}
 VOLUMES = "data/prepared/_spatial/hospital"
 CARD = "data/prepared/hospital/card.json"
 
 
 @pytest.fixture(scope="module")
 def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six of the embedded heads as a hospital has them: files and a table."""
+    """Four of the embedded heads as a hospital has them: files and a table."""
     folder = tmp_path_factory.mktemp("hospital")
     cohort = {member.subject: member for member in brain.cohort(brain.SUBJECTS)}
     rows = []
@@ -67,7 +67,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_domain_holds_every_head_and_its_page_shows_them(prepared: Project) -> None:
     data = Prepared(prepared.folder / "data/prepared/hospital")
     assert dict(data.table.groupby("subject_id").split.first()) == HEADS
-    assert set(data.table.subject_id[data.table.label == 1]) == {"sub-04", "sub-08"}
+    assert set(data.table.subject_id[data.table.label == 1]) == {"sub-04"}
     assert data.card["foreground"]
     for row in data.evaluated().itertuples():
         brain = data.foreground(row.mask_row)
@@ -89,18 +89,16 @@ def test_made_again_in_other_shards_every_file_has_the_same_bytes(prepared: Proj
     again = prepared.folder / "again"
     arguments = ["--params", plan.spatial_params("hospital"), "--files", plan.chain_paths("hospital")]
     arguments += ["--root", plan.root("hospital"), "--out", str(again), "--problems", "p.csv"]
-    for shard in ("0-of-3", "1-of-3", "2-of-3"):
-        command = [str(BINARIES / "python"), "-m", "anomed.cli", "prepare", "spatial", "hospital", shard, *arguments]
-        subprocess.run(command, cwd=prepared.folder, env={"PYTHONPATH": "src", "PATH": "/usr/bin:/bin"}, check=True)
+    command = [str(BINARIES / "python"), "-m", "anomed.cli", "prepare", "spatial", "hospital", "0-of-1", *arguments]
+    subprocess.run(command, cwd=prepared.folder, env={"PYTHONPATH": "src", "PATH": "/usr/bin:/bin"}, check=True)
     assert len(contents(again)) > 6 * len(HEADS)
     assert contents(again) == contents(prepared.folder / VOLUMES)
 
 
 def test_a_window_moves_no_voxel_and_a_number_of_shards_repeats_nothing(prepared: Project) -> None:
     before, card = dates(prepared), (prepared.folder / CARD).read_bytes()
-    prepared.edit(lambda params: params["domains"]["hospital"].update(shards=3))
-    shards = {f"spatial/hospital/{index}-of-3" for index in range(3)}
-    assert jobs(prepared.snakemake(CARD)) == shards | {"intensity/hospital"}
+    prepared.edit(lambda params: params["domains"]["hospital"].update(shards=1))
+    assert jobs(prepared.snakemake(CARD)) == {"spatial/hospital/0-of-1", "intensity/hospital"}
     assert (prepared.folder / CARD).read_bytes() == card
     prepared.edit(lambda params: params["preprocess"]["head"].update(intensity=["nyul"]))
     assert jobs(prepared.snakemake(CARD)) == {"intensity/hospital"}

@@ -6,7 +6,14 @@ rule fit:
     input:
         src=lambda w: plan.code("fit", system=w.system),
         card=rules.images.output.card,
-        data=ancient([rules.images.output.manifest, rules.images.output.images]),
+        data=ancient(
+            [
+                rules.images.output.manifest,
+                rules.images.output.images,
+                rules.images.output.masks,
+                rules.images.output.clinical,
+            ]
+        ),
     output:
         card="models/{domain}/{system}/{seed}/run.json",
         state="models/{domain}/{system}/{seed}/state.safetensors",
@@ -40,6 +47,7 @@ rule predict:
                 rules.images.output.manifest,
                 rules.images.output.images,
                 rules.images.output.masks,
+                rules.images.output.clinical,
             ]
         ),
         model=lambda w: plan.model(w) + "/run.json",

@@ -53,6 +53,11 @@ class Bmad(Source):
     def has_foreground(self) -> bool:
         return self.released.foreground
 
+    @property
+    def offers(self) -> frozenset[str]:
+        """Slice numbers, in the sets whose file names hold them."""
+        return frozenset({"slice"} if bmad_layout.numbers_slices(self.set) else ())
+
     def fingerprint(self) -> str:
         """Digest of the names and contents of the set's files, stray ones left out."""
         tree, base = self._located
@@ -106,6 +111,7 @@ class Bmad(Source):
                 entry.name, "abnormal_without_mask", "no mask of this name", "a mask for every abnormal image", hint
             )
         subject, pathology = bmad_layout.naming(self.set, split, stem)
+        number = bmad_layout.slice_number(self.set, stem)
         return Case(
             image_id=image_id,
             subject_id=subject or image_id,
@@ -114,6 +120,7 @@ class Bmad(Source):
             source_file=entry.name,
             load=functools.partial(self._load, entry.name, masks[0].name if masks else None),
             pathology=pathology if label == "Ungood" else "",
+            clinical={} if number is None else {"slice": number},
         )
 
     def _load(self, name: str, mask_name: str | None) -> Pixels:

@@ -16,9 +16,9 @@ LAYOUT = "{train,valid,test}/{good,Ungood}/[img/]*.png, masks in {valid,test}/Un
 class Released:
     """One released set. folders: its names in the bundle, in single downloads and inside those, as `_key` gives them.
 
-    name: pattern of a file stem with the groups `case` (the patient) and `kind` (the pathology), where the set's
-    naming tells them; a stem that does not match has no known subject. foreground: all but the organ was masked out
-    to one level, from which the organ is found again.
+    name: pattern of a file stem with the groups `case` (the patient), `kind` (the pathology) and `slice` (its number in
+    the volume), where the set's naming tells them; a stem that does not match has no known subject. foreground: all but
+    the organ was masked out to one level, from which the organ is found again.
     """
 
     folders: tuple[str, ...]
@@ -30,11 +30,13 @@ class Released:
 
 SETS = {
     # <BraTS case>_<slice>; case numbers have five digits, slices up to three
-    "brain_mri": Released(("brain", "brats2021_slice"), r"(?P<case>.+)_[0-9]{1,3}", masks=True, foreground=True),
+    "brain_mri": Released(
+        ("brain", "brats2021_slice"), r"(?P<case>.+)_(?P<slice>[0-9]{1,3})", masks=True, foreground=True
+    ),
     # LiTS (valid, test): <volume>_<slice>; BTCV (train): img_<volume>_<slice>_hist; any other <case>_<slice>
     "liver_ct": Released(
         ("liver", "hist_diy"),
-        r"(?:(?:img|liver|volume)[-_])?(?P<case>.+?)_[0-9]+(?:_(?:segmentation_)?(?:diy_)?hist)?",
+        r"(?:(?:img|liver|volume)[-_])?(?P<case>.+?)_(?P<slice>[0-9]+)(?:_(?:segmentation_)?(?:diy_)?hist)?",
         masks=True,
         foreground=True,
     ),
@@ -119,6 +121,18 @@ def naming(name: str, split: str, stem: str) -> tuple[str, str]:
     return subject, next((known for known in KINDS if known.lower() == kind), "")
 
 
+def numbers_slices(name: str) -> bool:
+    """Whether the file stems of a set say which slice of its volume an image is."""
+    return "slice" in re.compile(SETS[name].name).groupindex
+
+
+def slice_number(name: str, stem: str) -> int | None:
+    """The number of the slice in its volume, as the release counts, that a file stem tells; None where it does not."""
+    match = re.fullmatch(SETS[name].name, stem, re.IGNORECASE)
+    number = match.groupdict().get("slice") if match else None
+    return None if number is None else int(number)
+
+
 def _key(folder: str) -> str:
     """A folder name as users have it (`Brain`, `Brain_AD`, `Chest-AD`) without case, dashes and the ending."""
     return folder.lower().replace("-", "_").removesuffix(".zip").removesuffix("_ad")
@@ -137,8 +151,9 @@ def locate(tree: View, name: str) -> tuple[View, str]:
                 f"{tree.root}: holds the set {name} twice ({', '.join(ours or [path.name for path in zips])}); "
                 "remove one, or set `root` to the right one"
             )
-        if not ours and zips:
-            return locate(archive.view(zips[0]), name)
+        bundle = [] if inner else _zips(tree, at)
+        if not ours and (zips or len(bundle) == 1):
+            return locate(archive.view((zips or bundle)[0]), name)
         lone = inner[0] if len(inner) == 1 else ""
         wraps = lone and any(owner.get(_key(f)) == name for f in tree.folders(_join(at, lone)))
         if not ours and not wraps and any(folder.lower() in _SPLITS for folder in inner):

@@ -22,7 +22,7 @@ class Phantom:
 
     subjects: their usual number. cohort: who they are: heads or bodies (subject, split, kind), or pictures. make: one
     of them out of a seed: volumes by name, or a painted picture. image, organ: names of two of the volumes (the third
-    is `lesion`); empty for pictures. template: made from nilearn's maps.
+    is `lesion`); empty for pictures. template: made from nilearn's maps. views: pictures say how they were taken.
     """
 
     subjects: int
@@ -34,6 +34,7 @@ class Phantom:
     colour: bool = False
     trains: bool = True
     template: bool = False
+    views: bool = False
 
 
 def _scans_of_retinas(domain: str, masks: bool) -> Phantom:
@@ -46,7 +47,7 @@ DOMAINS = {
     "liver_ct": Phantom(liver.SUBJECTS, liver.cohort, liver.make, "ct", "liver", masks=True),
     "retina_resc": _scans_of_retinas("retina_resc", masks=True),
     "retina_oct2017": _scans_of_retinas("retina_oct2017", masks=False),
-    "chest_xray": Phantom(chest.SUBJECTS, chest.cohort, chest.paint),
+    "chest_xray": Phantom(chest.SUBJECTS, chest.cohort, chest.paint, views=True),
     "histopathology": Phantom(histology.SUBJECTS, histology.cohort, histology.paint, colour=True),
     "nova": Phantom(nova.SUBJECTS, nova.cohort, nova.paint, trains=False, template=True),
 }
@@ -103,6 +104,11 @@ class Embedded(Source):
     @property
     def trains(self) -> bool:
         return self.phantom.trains
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Slice numbers of volumes; of films how they were taken."""
+        return super().offers | ({"view"} if self.phantom.views else set())
 
     def fingerprint(self) -> str:
         """Hash of the template maps in the environment, where they are used; all else is a parameter of the block."""

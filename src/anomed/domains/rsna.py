@@ -61,6 +61,11 @@ class Rsna(Source):
     def has_masks(self) -> bool:
         return False
 
+    @property
+    def offers(self) -> frozenset[str]:
+        """How a film was taken, where its file says it; known once the film was loaded."""
+        return frozenset({"view"})
+
     def fingerprint(self) -> str:
         """Digest of the names and contents of the tables and the labelled films, others left out."""
         if self.options.mapping is not None:
@@ -129,20 +134,24 @@ class Rsna(Source):
     def _case(self, name: str, patient: str, split: str, kind: str, boxes: tuple[Box, ...]) -> Case:
         image_id = f"{split}/{'good' if kind == 'Normal' else 'Ungood'}/{name}"
         file = self._films[name].name
+        clinical: dict[str, str] = {}  # filled by `load`: the view stands in the film, not in the tables
         return Case(
             image_id=image_id,
             subject_id=image_id if self.options.mapping is None else patient,
             split=split,
             label=int(kind != "Normal"),
             source_file=file,
-            load=functools.partial(self._load, name, file, boxes),
+            load=functools.partial(self._load, name, file, boxes, clinical),
             boxes=boxes,
             pathology=PATHOLOGY[kind],
+            clinical=clinical,
         )
 
-    def _load(self, name: str, file: str, boxes: tuple[Box, ...]) -> Pixels:
+    def _load(self, name: str, file: str, boxes: tuple[Box, ...], clinical: dict[str, str]) -> Pixels:
         data = self.tree.take(file, "a film")
-        image = rsna_film.read(data, file, name, self.work)
+        image, view = rsna_film.read(data, file, name, self.work)
+        if view:
+            clinical["view"] = view
         height, width = image.shape
         for box in boxes:
             if box[2] > width or box[3] > height:

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,16 @@ _WANTED = {  # name -> tag, the value it must have where it stands
 }
 
 
-def read(data: bytes, name: str, patient: str, work: Path) -> np.ndarray:
-    """The pixels of a radiograph's DICOM file: uint8, H x W, black is 0 whatever the file's photometric interpretation.
+class Film(NamedTuple):
+    """image: uint8, H x W, black is 0 whatever the file's photometric interpretation. view: ViewPosition (AP, PA, ...),
+    how the film was taken; empty where the file does not say."""
+
+    image: np.ndarray
+    view: str
+
+
+def read(data: bytes, name: str, patient: str, work: Path) -> Film:
+    """A radiograph's DICOM file.
 
     name: what messages call the file; patient: the PatientID that it must have; work: folder for a temporary copy,
     as SimpleITK reads files only. Raises CaseProblem: damaged_dicom, patient_id or pixel_format.
@@ -52,7 +61,7 @@ def read(data: bytes, name: str, patient: str, work: Path) -> np.ndarray:
     if image.dtype != np.uint8 or image.shape != (1, rows, columns):
         found, expected = f"{image.dtype} of shape {image.shape}", f"uint8 of shape {(1, rows, columns)}"
         raise CaseProblem(name, "damaged_dicom", found, expected, "copy or download it again")
-    return image[0]
+    return Film(image[0], tags.get("0018|5101", ""))
 
 
 def _check_tags(tags: dict[str, str], name: str, patient: str) -> None:

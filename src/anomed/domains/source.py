@@ -112,6 +112,15 @@ class Source:
         """Whether images come with the pixels that belong to the organ (`Pixels.foreground`)."""
         return False
 
+    @property
+    def offers(self) -> frozenset[str]:
+        """What `Case.clinical` tells of images beside their pixels, for methods that read it (`Detector.reads`).
+
+        "slice": the number of the slice in its volume, counted from 0 or 1 as the data count; "view": how a film was
+        taken, such as AP or PA. It may be unknown of some images, not of all. Slices cut from volumes are numbered.
+        """
+        return frozenset({"slice"} if self.volumetric else ())
+
     def fingerprint(self) -> str:
         """Identity of what lies at `root`: other when a file there is, the same for a copy elsewhere.
 

@@ -1,10 +1,11 @@
-"""PatchCore: distance of patch features to a coreset of normal ones."""
+"""PatchCore: distance of patch features to a coreset of normal ones, in bounded memory."""
 
 import functools
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -12,12 +13,28 @@ from pydantic import AfterValidator, Field
 from anomed import backbones, console, plugins
 from anomed.detect import Detector
 from anomed.errors import AnomedError
+from anomed.patches import Upsampling, joined, paint
 from anomed.settings import Settings
 
 if TYPE_CHECKING:
     import torch
 
 BANK_ROWS = 16_384  # bank rows compared at once: bounds the distance matrix, fixed so that results never vary
+KEPT_MB = 64  # features of the train images no larger than this stay in memory; larger ones are computed again
+BASE_MB = 2000  # a job beside what max_memory_mb bounds: libraries, network, forward passes, blocks of distances
+
+
+class Sizes(NamedTuple):
+    """What a fit handles: patches of an image and in all, dimensions of a feature and of a point (a feature
+    projected), entries of the bank; points of a chunk, and candidates that all chunks give, each its share."""
+
+    per_image: int
+    total: int
+    dims: int
+    width: int
+    bank: int
+    chunk: int
+    candidates: int
 
 
 @plugins.register("methods", "patchcore")
@@ -27,33 +44,44 @@ class PatchCore(Detector):
     Patch features: outputs of `layers`, each averaged over 3 x 3 neighbours (zero padding counted), resized
     bilinearly to the grid of the first layer and concatenated. Memory bank: a greedy k-center coreset of all train
     patches (the paper's algorithm 1), chosen on randomly projected features. Map: distance of each patch to the
-    nearest bank entry, upsampled bilinearly to the image size, then smoothed by a Gaussian. Image score: equation 7
-    of the paper, (1 - softmax weight) times the distance s* of the most distant patch to its nearest entry m*, the
-    softmax running over the distances of that patch to the `n_neighbors` bank entries nearest to m*, m* included
-    (as in anomalib; the authors' released code leaves the weight out). With one neighbour, or one bank entry, the
-    score is s*. Scores and maps are raw distances, float32.
+    nearest bank entry, upsampled to the image size, then smoothed by a Gaussian. Image score: equation 7 of the paper,
+    (1 - softmax weight) times the distance s* of the most distant patch to its nearest entry m*, the softmax running
+    over the distances of that patch to the `n_neighbors` bank entries nearest to m*, m* included (as in anomalib; the
+    authors' released code leaves the weight out). With one neighbour, or one bank entry, the score is s*. Scores and
+    maps are raw distances, float32.
+
+    Memory is bounded: the bank is chosen from points, features projected to `projection_dims`, and the features of the
+    chosen patches are computed a second time at the end. Where max_memory_mb holds all points, the choice is algorithm
+    1 as it stands. Elsewhere half of it holds candidates, of which every chunk of images gives its share, no fewer than
+    the bank has entries, by the same greedy choice, and the bank is chosen from the candidates (the two rounds of
+    Malkomes et al., "Fast distributed k-center clustering with outliers on massive data", NeurIPS 2015, whose radius
+    is at most four times the best one; one round alone guarantees twice).
     """
 
     gpu = True
-    memory_mb = 3000
+    memory_mb = 4000
 
     class Params(Settings):
         """The keys of the block.
 
-        backbone, layers: network and its stages; the first layer sets the patch grid. coreset_ratio, coreset_max: the
-        bank holds max(1, min(int(ratio x patches), coreset_max)) entries. projection_dims: dimensions of the Gaussian
-        random projection used to choose the coreset; features with no more dimensions than that are not projected.
-        n_neighbors: b of equation 7. smoothing_sigma: of the map's Gaussian, in pixels of the image; 0 for none.
-        batch_size: images per forward pass. torch_threads: CPU threads. max_memory_mb: fit refuses to start when
-        features would need more.
+        backbone, layers: network and its stages; the first layer sets the patch grid. weights: pretrained ones, or
+        random ones drawn from the seed (a smoke test). coreset_ratio, coreset_max: the bank holds
+        max(1, min(int(ratio x patches), coreset_max)) entries. projection_dims: dimensions of the Gaussian random
+        projection used to choose the coreset; features with no more dimensions than that are not projected.
+        n_neighbors: b of equation 7. upsampling: of patch scores to the image, bilinear as in the paper or nearest as
+        in anomalib. smoothing_sigma: of the map's Gaussian, in pixels of the image; 0 for none. batch_size: images per
+        forward pass. torch_threads: CPU threads. max_memory_mb: of the points that the coreset is chosen from (on the
+        GPU, where there is one), and of the bank; where it does not hold all points, the choice takes two rounds.
         """
 
         backbone: Annotated[str, AfterValidator(backbones.known)] = "tf_efficientnet_lite0"
+        weights: Literal["pretrained", "random"] = "pretrained"
         layers: list[str] = Field(default=["blocks.2", "blocks.4"], min_length=1)
         coreset_ratio: float = Field(default=0.1, gt=0, le=1)
         coreset_max: int = Field(default=10_000, ge=1)
         projection_dims: int = Field(default=64, ge=1)
         n_neighbors: int = Field(default=9, ge=1)
+        upsampling: Upsampling = "bilinear"
         smoothing_sigma: float = Field(default=4.0, ge=0)
         batch_size: int = Field(default=8, ge=1)
         torch_threads: int = Field(default=1, ge=1)
@@ -64,33 +92,48 @@ class PatchCore(Detector):
     @classmethod
     def files(cls, params: Params) -> dict[str, Path]:
         """The backbone's weights."""
-        return {params.backbone: backbones.weights_path(params.backbone)}
+        return backbones.files(params.backbone, params.weights)
+
+    @classmethod
+    def mark(cls, params: Params) -> str:
+        """See Detector.mark."""
+        return "smoke: random weights" if params.weights == "random" else ""
+
+    @classmethod
+    def needs_mb(cls, params: Params) -> int:
+        """See Detector.needs_mb."""
+        return BASE_MB + params.max_memory_mb
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
         backbones.configure(self.params.torch_threads)
-        return backbones.load(self.params.backbone, self.device)
+        return backbones.load(self.params.backbone, self.device, self.params.weights, self.seed)
 
     def fit(self, images: np.ndarray) -> None:
-        """Fill the memory bank. Raises AnomedError when the features would need more than max_memory_mb."""
+        """Fill the memory bank. Raises AnomedError when max_memory_mb is too little for the bank or to choose it."""
         import torch
 
+        sizes = self._sizes(images)
         generator = np.random.default_rng(self.seed)
-        grid_h, grid_w, dims = self._patches(images[:1]).shape[1:]
-        per_image = grid_h * grid_w
-        total, projected = len(images) * per_image, self.params.projection_dims
-        self._check_memory(len(images), per_image, dims + (projected if projected < dims else 0))
-        features = np.empty((total, dims), np.float32)
-        for start in console.track(range(0, len(images), self.params.batch_size), "patchcore: features"):
-            patches = self._patches(images[start : start + self.params.batch_size]).reshape(-1, dims)
-            features[start * per_image : start * per_image + len(patches)] = patches.cpu().numpy()
-        points = torch.from_numpy(features)
-        if projected < dims:
-            matrix = generator.standard_normal((dims, projected)) / np.sqrt(projected)
-            points = points @ torch.from_numpy(matrix.astype(np.float32))
-        count = max(1, min(int(total * self.params.coreset_ratio), self.params.coreset_max))
-        chosen = k_center_greedy(points.to(self.device), count, start=int(generator.integers(total)))
-        self.restore({"bank": features[chosen.cpu().numpy()]})
+        matrix = projection(sizes.dims, sizes.width, generator)
+        pool = torch.empty((sizes.candidates + sizes.chunk, sizes.width), device=self.device)
+        numbers = np.empty(len(pool), np.int64)  # which patch each point is
+        kept: dict[int, torch.Tensor] = {}
+        held = end = seen = 0  # the pool begins with the candidates; the points of the chunk come behind them
+        for batch in console.track(range(-(-len(images) // self.params.batch_size)), "patchcore: features"):
+            patches = self._batch(images, batch)
+            if sizes.total * sizes.dims * 4 <= KEPT_MB * 2**20:
+                kept[batch] = patches.cpu()
+            new = slice(end, end + len(patches))
+            pool[new] = patches if matrix is None else patches @ matrix.to(self.device)
+            numbers[new] = np.arange(seen, seen + len(patches))
+            end, seen = new.stop, seen + len(patches)
+            if end - held >= sizes.chunk or seen == sizes.total:
+                share = sizes.candidates * seen // sizes.total - held
+                held = end = held + reduce(pool[held:end], numbers[held:end], share, generator)
+        reduce(pool[:held], numbers[:held], sizes.bank, generator)
+        del pool
+        self.restore({"bank": self._features(images, numbers[: sizes.bank], sizes, kept)})
 
     def state(self) -> dict[str, np.ndarray]:
         """The memory bank: "bank", float32 (M, D)."""
@@ -104,46 +147,90 @@ class PatchCore(Detector):
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the image size."""
-        import torch
-
         height, width = images.shape[1:3]
         for start in range(0, len(images), self.params.batch_size):
             batch = self._patches(images[start : start + self.params.batch_size])
             grid = batch.shape[1:3]
-            spread_h, spread_w = (
-                torch.from_numpy(spread(cells, size, self.params.smoothing_sigma))
-                for cells, size in zip(grid, (height, width), strict=True)
-            )
             scores = np.empty(len(batch))
             maps = np.empty((len(batch), height, width), np.float32)
             # One image at a time: equal shapes in every product, whatever the batch.
             for i, patches in enumerate(batch.reshape(len(batch), -1, batch.shape[-1])):
                 distances, entries = nearest(patches, self.bank)
                 scores[i] = image_score(patches, distances, entries, self.bank, self.params.n_neighbors)
-                maps[i] = (spread_h @ distances.cpu().reshape(grid) @ spread_w.T).numpy()
+                sigma, upsampling = self.params.smoothing_sigma, self.params.upsampling
+                maps[i] = paint(distances.reshape(grid), height, width, sigma, upsampling)
             yield scores, maps
 
     def _patches(self, images: np.ndarray) -> "torch.Tensor":
         """Locally aware patch features of at most batch_size images: float32 (B, h, w, D)."""
-        import torch
         import torch.nn.functional as F
 
         levels = self._backbone.features(images, self.params.layers, self.params.batch_size)
-        levels = [F.avg_pool2d(level, kernel_size=3, stride=1, padding=1) for level in levels]
-        grid = levels[0].shape[-2:]
-        levels = levels[:1] + [F.interpolate(level, size=grid, mode="bilinear") for level in levels[1:]]
-        return torch.cat(levels, dim=1).permute(0, 2, 3, 1).contiguous()
+        return joined([F.avg_pool2d(level, kernel_size=3, stride=1, padding=1) for level in levels], "bilinear")
 
-    def _check_memory(self, images: int, per_image: int, dims: int) -> None:
-        """Print what the features will need, before anything is allocated; refuse more than max_memory_mb."""
-        needed = images * per_image * (dims + 3) * 4 / 2**20  # + 3: norms, running minima and one temporary
-        what = f"patchcore: {images} images of {per_image} patches need {needed:.0f} MB for their features"
-        print(what, file=sys.stderr)
-        if needed > self.params.max_memory_mb:
+    def _batch(self, images: np.ndarray, batch: int) -> "torch.Tensor":
+        """Features of the patches of one batch of `images`: float32 (patches, D)."""
+        start = batch * self.params.batch_size
+        return self._patches(images[start : start + self.params.batch_size]).flatten(0, 2)
+
+    def _features(
+        self, images: np.ndarray, numbers: np.ndarray, sizes: Sizes, kept: "dict[int, torch.Tensor]"
+    ) -> np.ndarray:
+        """Features of the patches numbered `numbers`, (M,): float32 (M, D). kept: features by batch, where there."""
+        found = np.empty((len(numbers), sizes.dims), np.float32)
+        batches, within = np.divmod(numbers, self.params.batch_size * sizes.per_image)
+        for batch in console.track(np.unique(batches).tolist(), "patchcore: bank"):
+            rows = np.flatnonzero(batches == batch)
+            patches = kept[batch] if batch in kept else self._batch(images, batch)
+            found[rows] = patches[within[rows]].cpu().numpy()
+        return found
+
+    def _sizes(self, images: np.ndarray) -> Sizes:
+        """What the fit will handle, printed before anything large is allocated.
+
+        Raises AnomedError when max_memory_mb holds neither all points nor two rounds, or not the bank.
+        """
+        params, (height, width, dims) = self.params, self._patches(images[:1]).shape[1:]
+        per_image, point = height * width, min(dims, params.projection_dims)
+        total, batch = len(images) * per_image, params.batch_size * per_image
+        bank = max(1, min(int(total * params.coreset_ratio), params.coreset_max))
+        row = (point + 3) * 4 + 8  # a point, its norm, its running minimum, one temporary; its number
+        rows = params.max_memory_mb * 2**20 // row
+        # A chunk is as large as the share of it that becomes candidates, candidates / total, makes it give `bank`.
+        least = min(total, 2 * (math.isqrt(bank * total) + batch))
+        needed = math.ceil(max(least * row, bank * dims * 4) / 2**20)
+        what = f"patchcore: {len(images)} images of {per_image} patches, a bank of {bank}"
+        if rows < least or needed > params.max_memory_mb:
             raise AnomedError(
-                f"{what}, more than max_memory_mb = {self.params.max_memory_mb}; raise max_memory_mb if the machine "
-                "has it, or choose later `layers` (a coarser patch grid) or a smaller `size` of the domain"
+                f"{what}: it needs {needed} MB at least, more than max_memory_mb = {params.max_memory_mb}; raise "
+                "max_memory_mb if the machine has it, or lower coreset_max or batch_size"
             )
+        chunk, candidates, how = 0, total, "at once"
+        if rows < total:
+            candidates = rows // 2
+            chunk = -(-bank * total // (candidates * batch)) * batch
+            how = f"in {-(-total // chunk)} chunks, from {candidates} candidates of them"
+        print(f"{what}: {total} points of {total * row / 2**20:.0f} MB, chosen {how}", file=sys.stderr)
+        return Sizes(per_image, total, dims, point, bank, chunk, candidates)
+
+
+def projection(dims: int, width: int, generator: np.random.Generator) -> "torch.Tensor | None":
+    """A Gaussian random projection, float32 (dims, width), that keeps distances on average; None where it keeps all."""
+    import torch
+
+    if width >= dims:
+        return None
+    return torch.from_numpy((generator.standard_normal((dims, width)) / np.sqrt(width)).astype(np.float32))
+
+
+def reduce(points: "torch.Tensor", numbers: np.ndarray, count: int, generator: np.random.Generator) -> int:
+    """Bring `count` of the points and their numbers to the front, in the order in which the greedy choice from a random
+    start takes them; all of them stay as they are. Gives back `count`."""
+    if count < len(points):
+        chosen = k_center_greedy(points, count, start=int(generator.integers(len(points))))
+        points[:count] = points[chosen]
+        numbers[:count] = numbers[chosen.cpu().numpy()]
+    return count
 
 
 def k_center_greedy(points: "torch.Tensor", count: int, start: int) -> "torch.Tensor":
@@ -155,12 +242,12 @@ def k_center_greedy(points: "torch.Tensor", count: int, start: int) -> "torch.Te
     import torch
 
     norms = torch.linalg.vector_norm(points, dim=1).square_()
-    closest = torch.full_like(norms, torch.inf)
+    closest, squared = torch.full_like(norms, torch.inf), torch.empty_like(norms)
     chosen = torch.empty(count, dtype=torch.int64, device=points.device)
     index = torch.tensor(start, device=points.device)
     for step in console.track(range(count), "patchcore: coreset"):
         chosen[step] = index
-        squared = torch.addmv(norms, points, points[index], alpha=-2).add_(norms[index])
+        torch.addmv(norms, points, points[index], alpha=-2, out=squared).add_(norms[index])
         torch.minimum(closest, squared, out=closest)
         closest[index] = -torch.inf  # never chosen twice, although rounding may leave it above a duplicate
         index = closest.argmax()
@@ -202,30 +289,3 @@ def image_score(
     support = bank[around.topk(count, largest=False).indices]
     weights = torch.linalg.vector_norm(support - patches[worst], dim=1).double().softmax(0)
     return float((1 - weights[0]) * distances[worst])
-
-
-@functools.cache
-def spread(cells: int, size: int, sigma: float) -> np.ndarray:
-    """The linear map from a row of `cells` patch scores to `size` pixels: float32 (size, cells).
-
-    Bilinear upsampling with half-pixel centres, then a Gaussian cut at 4 sigma with mirrored edges (the kernel of
-    anomalib: 2 x int(4 sigma + 0.5) + 1 taps, normalised). A map is spread_h @ scores @ spread_w.T: plain products,
-    the same on every device. anomalib repeats the nearest patch instead of interpolating; the paper interpolates.
-    """
-    centres = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
-    lower = np.minimum(centres.astype(int), max(cells - 2, 0))
-    upsample = np.zeros((size, cells))
-    upsample[np.arange(size), lower] += 1 - (centres - lower)
-    upsample[np.arange(size), np.minimum(lower + 1, cells - 1)] += centres - lower
-    radius = int(4 * sigma + 0.5)
-    if radius == 0:
-        return upsample.astype(np.float32)
-    offsets = np.arange(-radius, radius + 1)
-    kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
-    kernel /= kernel.sum()
-    period = max(2 * size - 2, 1)
-    pixels = (np.arange(size)[:, None] + offsets) % period
-    pixels = np.where(pixels < size, pixels, period - pixels)
-    blur = np.zeros((size, size))
-    np.add.at(blur, (np.arange(size)[:, None], pixels), np.broadcast_to(kernel, pixels.shape))
-    return (blur @ upsample).astype(np.float32)

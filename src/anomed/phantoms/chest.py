@@ -129,7 +129,7 @@ def _develop(chest: Chest, rng: np.random.Generator) -> np.ndarray:
 
 
 def paint(seed: int, picture: Picture) -> Painted:
-    """The film of `picture`. The same subject painted as "normal" is the same chest without its finding."""
+    """The film of `picture`, AP or PA. The same subject painted as "normal" is the same chest without its finding."""
     name, number = picture.subject_id, int(picture.subject_id[4:]) - 1
     shared = number if picture.split == "train" else f"pair {number // 2}"
     rng, chance = generator(seed, f"chest {name}"), generator(seed, f"chest {name} finding")
@@ -153,4 +153,4 @@ def paint(seed: int, picture: Picture) -> Painted:
         _leads(chest, rng)
     if "device" in found:
         _device(chest, chance)
-    return Painted(_develop(chest, rng), boxes=boxes)
+    return Painted(_develop(chest, rng), boxes=boxes, clinical={"view": "AP" if film.ap else "PA"})

@@ -176,11 +176,16 @@ class Cutter:
                 self.left_out[reason] += 1
                 continue
             load_slice = functools.partial(self._load, folder, z, data["sha256"])
-            pathology = scan.pathology if abnormal else ""
-            name = f"{scan.subject_id}_{z:03d}"
             cases.append(
                 Case(
-                    name, scan.subject_id, scan.split, int(abnormal), scan.source_file, load_slice, pathology=pathology
+                    image_id=f"{scan.subject_id}_{z:03d}",
+                    subject_id=scan.subject_id,
+                    split=scan.split,
+                    label=int(abnormal),
+                    source_file=scan.source_file,
+                    load=load_slice,
+                    pathology=scan.pathology if abnormal else "",
+                    clinical={"slice": z},
                 )
             )
         wanted = scan.split != "train" and scan.keep != "normal"

@@ -11,7 +11,8 @@
 
 Pairs are tested by the bootstrap over subjects; `holm` corrects p over all pairs of the domain and metric,
 `against_best`, which the tables mark values by, only over the comparisons of the best system with each other one.
-Systems without a value stand in `intervals` alone. Values have six decimals, p values six significant digits.
+Systems without a value, and those whose values are no comparison, stand in `intervals` alone. Values have six decimals,
+p values six significant digits.
 """
 
 from collections.abc import Mapping
@@ -41,21 +42,36 @@ def compute(plan: dict[str, Any], rows: list[dict[str, Any]], replicates: Replic
         means = {system: average(group).mean for system, group in systems.items()}
         known = {system: round(mean, 9) for system, mean in means.items() if mean is not None}  # noise breaks no tie
         better[metric] = first["direction"] == "higher"
-        values.setdefault(metric, {})[domain] = known
+        competing = {system: mean for system, mean in known.items() if system not in plan["apart"]}
+        values.setdefault(metric, {})[domain] = competing
         own = {system: replicates[domain, system, metric] for system in known}
         units = first["bootstrap"]["units"]
         drawn = {key: value for key, value in first["bootstrap"].items() if key != "binning"}
         found = domains.setdefault(domain, {"bootstrap": drawn, "metrics": {}})
         found["metrics"][metric] = {
             "intervals": {system: _interval(group, own.get(system), units) for system, group in systems.items()},
-            **_compared(known, own, units, better[metric]),
+            **_compared(competing, own, units, better[metric]),
         }
-    over = {}
+    over, aside = {}, _aside(plan)
     for metric, where in values.items():
-        lists = {system: [where.get(d, {}).get(system) for d in plan["domains"]] for system in plan["systems"]}
+        ranked = [system for system in plan["systems"] if system not in aside]
+        lists = {system: [where.get(d, {}).get(system) for d in plan["domains"]] for system in ranked}
         over[metric] = ranks.summary(lists, plan["domains"], better[metric])
+        over[metric]["left_out"]["systems"].update(aside)
     rounded: dict[str, Any] = _rounded({"ranks": over, "domains": domains})
     return rounded
+
+
+def _aside(plan: dict[str, Any]) -> dict[str, str]:
+    """Systems that are not ranked over the domains, and why: those whose values are no comparison, and those that do
+    not apply where others run: each would take its domains from all others."""
+    found = {system: plan["marks"][system] for system in plan["apart"]}
+    for domain, pairs in plan["runs"].items():
+        if any(pair["seeds"] for pair in pairs.values()):
+            for system, pair in pairs.items():
+                if pair["absent"].startswith("not applicable"):
+                    found.setdefault(system, f"{domain}: {pair['absent']}")
+    return found
 
 
 def _interval(group: list[dict[str, Any]], replicates: np.ndarray | None, units: int) -> dict[str, Any]:

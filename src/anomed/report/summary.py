@@ -33,7 +33,8 @@ LEGEND = (
     "Values are fractions from 0 to 1, not percent, unless a definition says otherwise: mean over seeds ± standard "
     "deviation (ddof 1; none with one seed), and in brackets the bootstrap interval of that mean, seeds held fixed. ↑ "
     "higher is better, ↓ lower is better. "
-    f"Bold is the best value of its column as printed, controls included; {SIGN} marks values that the paired "
+    f"Bold is the best value of its column as printed, controls included, rows that are no comparison ({DAGGER} smoke, "
+    f"{DAGGER} not comparable) left out; {SIGN} marks values that the paired "
     f"bootstrap does not separate from it (p ≥ {ALPHA}, Holm-corrected over the systems of the column, or no test "
     "possible)."
 )
@@ -76,7 +77,8 @@ class Block:
     seeds: of each system, in plan order. metrics: facts of each metric. bootstrap: how replicates were drawn. counted:
     what the values were counted on, one text unless systems differ. cells: by (system, metric). against_best: per
     metric the Holm-corrected p value of each system against the best one, None where no test was possible. marks: what
-    readers must know of a system, where there is something; models: and of the domain's models.
+    readers must know of a system, where there is something; models: and of the domain's models. apart: systems whose
+    values are no comparison.
     """
 
     domain: str
@@ -85,6 +87,7 @@ class Block:
     bootstrap: dict[str, Any]
     marks: dict[str, str]
     models: str
+    apart: list[str]
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     counted: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
@@ -104,7 +107,8 @@ class Block:
 
     def best(self, metric: str) -> set[str]:
         """Systems whose printed mean is the best of the column; empty when there is none worse."""
-        means = {s: round(c.mean, 4) for s in self.seeds if (c := self.cells[s, metric]).mean is not None}
+        competing = [system for system in self.seeds if system not in self.apart]
+        means = {s: round(c.mean, 4) for s in competing if (c := self.cells[s, metric]).mean is not None}
         if len(set(means.values())) < 2:
             return set()
         top = (max if self.metrics[metric]["direction"] == "higher" else min)(means.values())
@@ -167,13 +171,15 @@ class Pair(Settings):
 
 class Planned(Settings):
     """What `--plan` holds (plan.py makes it): domains and systems in the order of `run:`; by domain and system what
-    runs; and what readers must know of a system (marks) or of the models of a domain (notes), where there is something.
+    runs; what readers must know of a system (marks) or of the models of a domain (notes), where there is something; and
+    the systems that are ranked with no other (apart).
     """
 
     domains: list[str] = Field(min_length=1)
     systems: list[str] = Field(min_length=1)
     marks: dict[str, str]
     notes: dict[str, str]
+    apart: list[str]
     runs: dict[str, dict[str, Pair]]
 
     @model_validator(mode="after")
@@ -219,7 +225,7 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]], statistics: 
         first = next(row for group in systems.values() for row in group if row["seed"] is not None)
         seeds = {system: pair["seeds"] for system, pair in plan["runs"][domain].items()}
         models = plan["notes"].get(domain, "")
-        new = Block(domain, first["level"], seeds, first["bootstrap"], plan["marks"], models)
+        new = Block(domain, first["level"], seeds, first["bootstrap"], plan["marks"], models, plan["apart"])
         block = blocks.setdefault((domain, first["level"]), new)
         block.metrics[metric] = {key: first[key] for key in FACTS}
         block.against_best[metric] = found["against_best"]
