@@ -6,18 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anomed import weights
-from anomed.weights import HUB_URL, OTHERS, TORCHVISION, Weights
+from anomed.weights import OTHERS, TORCHVISION, Weights
 
 Reads = Callable[[Any], list[Weights]]  # parameters -> the weight files that the model reads
 
 PATCH = re.compile(r"patch(\d+)|_vit_\w+_(\d+)$")  # the patch that a transformer's name states, in pixels
 
-RADIO = Weights(
-    "anomalyvfm",
-    "anomalyvfm_radio.safetensors",
-    f"{HUB_URL}MaticFuc/anomalyvfm_radio/resolve/17654e763c8fae5ae1c44e2ec421a427783d6196/model.safetensors",
-    terms="AnomalyVFM on NVIDIA's RADIO: its page states the licences",
-)
 FOUNDAD = {
     f"dinov{version}_vit_{size}_{patch}": f"vit_{size}_patch{patch}_dinov{version}"
     for version, patch in ((2, 14), (3, 16))
@@ -64,7 +58,7 @@ class Model:
     first; epochs 0: it is fitted in one pass (`passes` of them where it says so) or not at all. own_size: the input
     that the library gives it without its centre crop, where it is no network of convolutions alone. fixed: it takes no
     other. multiple, minimum: of the input's side. set_here: arguments that the adapter fills or refuses. memory_mb: of
-    a job, measured on small data.
+    a job, with a margin, for 224 pixels and batches of 8; a memory bank of many images needs more.
     """
 
     reads: Reads
@@ -87,7 +81,7 @@ class Model:
 # FoundAD, Fre, L2BT, Uflow and UniNet.
 MODELS = {
     "AnomalyDINO": Model(timm("encoder_name"), own_size=252),
-    "AnomalyVFM": Model(lambda params: [RADIO], own_size=768, multiple=16, minimum=64, memory_mb=8000),
+    "AnomalyVFM": Model(named("anomalyvfm"), own_size=768, multiple=16, minimum=64, memory_mb=8000),
     "Cfa": Model(lambda params: [torchvision(params.backbone)], epochs=30, memory_mb=6000),
     "Cflow": Model(timm("backbone"), epochs=50, minimum=192, memory_mb=6000),
     "Csflow": Model(
@@ -103,7 +97,7 @@ MODELS = {
         set_here=("fuse_layer_encoder", "fuse_layer_decoder"),
         memory_mb=8000,
     ),
-    "Draem": Model(nothing, epochs=700, multiple=32, defaults={"dtd_dir": None}, memory_mb=8000),
+    "Draem": Model(nothing, epochs=700, multiple=32, defaults={"dtd_dir": None}, memory_mb=16000),
     "Dsr": Model(named("dsr"), epochs=700, multiple=32, minimum=64, memory_mb=8000),
     "EfficientAd": Model(
         efficient_ad, epochs=1000, steps=70_000, minimum=256, defaults={"imagenet_dir": None}, memory_mb=6000

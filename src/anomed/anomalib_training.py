@@ -2,13 +2,16 @@
 
 import contextlib
 import io
+import os
 import random
+import sys
 import tempfile
 import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -43,6 +46,9 @@ def alone(name: str, seed: int, device: str) -> Iterator[Path]:
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(said))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="anomed-"))
+        # anomalib imports matplotlib, which on its first import writes a cache into the home folder.
+        place = {"MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", folder)}
+        stack.enter_context(patch.dict(os.environ, {} if "matplotlib" in sys.modules else place))
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.ERROR)

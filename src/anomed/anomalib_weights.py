@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 from anomed import backbones, weights
-from anomed.anomalib_models import RADIO
 from anomed.errors import AnomedError
 from anomed.weights import BUNDLED, OTHERS, TORCHVISION
 
@@ -96,7 +95,7 @@ def _others(model: str, pretrained: bool) -> Iterator[tuple[Any, str, Any]]:
     if model == "AnomalyVFM":
         from anomalib.models.image.anomalyvfm import torch_model as anomalyvfm
 
-        path = str(RADIO.check()) if pretrained else ""
+        path = str(OTHERS["anomalyvfm"].check()) if pretrained else ""
         yield anomalyvfm, "hf_hub_download", lambda **asked: path
         if not pretrained:
             yield anomalyvfm, "load_file", lambda asked: {}

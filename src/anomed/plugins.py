@@ -31,11 +31,15 @@ def load(kind: str, name: str) -> Any:
     """The plug-in class `name`; imports its module only. Raises AnomedError with the nearest names."""
     module = name.partition(".")[0]
     if module.isidentifier() and importlib.util.find_spec(f"anomed.{kind}.{module}"):
-        importlib.import_module(f"anomed.{kind}.{module}")
+        content = importlib.import_module(f"anomed.{kind}.{module}")
+        if reason := getattr(content, "LEFT_OUT", {}).get(name):
+            raise AnomedError(f"{name} is left out: {reason}")
     found = _REGISTRY.get(kind, {})
     if name not in found:
-        near = difflib.get_close_matches(name, discover(kind), n=1)
-        raise AnomedError(f"no plug-in {name!r} in src/anomed/{kind}{f'; did you mean {near[0]!r}?' if near else ''}")
+        names = {known.lower(): known for known in discover(kind)}
+        near = difflib.get_close_matches(name.lower(), names, n=1)
+        hint = f"; did you mean {names[near[0]]!r}?" if near else ""
+        raise AnomedError(f"no plug-in {name!r} in src/anomed/{kind}{hint}")
     return found[name]
 
 

@@ -290,7 +290,7 @@ def test_the_paper_without_its_data_is_stopped(paper: dict[str, Any]) -> None:
 
 
 def test_an_overlay_is_laid_as_snakemake_lays_it(tmp_path: Path) -> None:
-    from snakemake.utils import update_config
+    from snakemake.utils import update_config  # type: ignore[import-untyped]
 
     base, overlay = (read(ROOT / name) for name in ("params.yaml", "params/paper.yaml"))
     update_config(base, overlay)
