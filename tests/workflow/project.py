@@ -133,15 +133,15 @@ class Project:
             start_new_session=True,
         )
 
-    def run(self, *command: str, fails: bool = False, path: str = "") -> str:
+    def run(self, *command: str, fails: bool = False, seconds: int = 420, path: str = "") -> str:
         """Run to the end and return everything printed; asserts the kind of exit status."""
         process = self.start(*command, path=path)
-        output, _ = process.communicate(timeout=420)
+        output, _ = process.communicate(timeout=seconds)
         assert (process.returncode != 0) == fails, f"exit {process.returncode}\n{output[-6000:]}"
         return output
 
-    def snakemake(self, *arguments: str, fails: bool = False) -> str:
-        return self.run("snakemake", "--cores", "2", *arguments, fails=fails)
+    def snakemake(self, *arguments: str, fails: bool = False, seconds: int = 420) -> str:
+        return self.run("snakemake", "--cores", "2", *arguments, fails=fails, seconds=seconds)
 
     def kill(self, process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
         """kill -9 a process and all its children as soon as `when` holds."""

@@ -43,7 +43,7 @@ def run(folder: Path, lay_out: Callable[..., Path], sets: dict[str, str], system
     domains = {name: {"source": "bmad", "root": str(raw), "size": 64} for name in sets}
     listed = {"domains": list(sets), "systems": systems, "seeds": [0]}
     made.edit(lambda params: params.update(run=listed, domains=domains, methods=methods))
-    made.snakemake()
+    made.snakemake(seconds=3600)
     return made
 
 

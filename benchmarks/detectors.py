@@ -1,0 +1,262 @@
+"""How fast PatchCore is and how much memory it takes, beside anomalib's, and whether its memory stays flat.
+
+Every part runs in a fresh process with one thread. Both detectors get the same images, made here, the same weights
+(EfficientNet-Lite0, which a package carries), layers, batches and size of the bank. The ratio of times is that of
+processor time, which other processes hardly move. Needs no data, but Linux (/proc) with glibc and 3 GB of memory; some
+8 minutes.
+
+    .venv/bin/python benchmarks/detectors.py [--json]
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from anomed import backbones
+from anomed.methods.patchcore import PatchCore
+
+BACKBONE, LAYERS = "tf_efficientnet_lite0", ["blocks.2", "blocks.4"]
+TRAIN, TEST, SIZE = 200, 120, 224  # images; half of the test images are abnormal
+RATIO, BATCH = 0.01, 4
+BANK = TRAIN * 28 * 28 // 100
+SMALL_MB = 13  # too little for all points of these images: the bank is then chosen in two rounds
+GRAIN = (30.0, 80.0)  # grey levels: least and greatest standard deviation of the grain of an anomaly
+LIMITED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+FLAT, FLAT_MB, FLAT_BANK = (1000, 10_000), 200, 500  # images, max_memory_mb and entries of the test of memory
+
+
+class Run(NamedTuple):
+    """A call: what it returned, seconds of the clock and of the processor, and MB by which its resident memory passed
+    that before it."""
+
+    value: Any
+    seconds: float
+    processor: float
+    extra: float
+
+
+def once(function: Callable[[], Any]) -> Run:
+    """Call it. The peak is the kernel's (VmHWM), which misses nothing; memory freed before is given back first."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before, clock, processor = memory("VmRSS"), time.perf_counter(), time.process_time()
+    value = function()
+    seconds = time.perf_counter() - clock, time.process_time() - processor
+    return Run(value, *seconds, memory("VmHWM") - before)
+
+
+def memory(key: str) -> float:
+    """A memory figure of this process, MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024 / 1e6
+
+
+def pictures(count: int, seed: int, abnormal: int = 0) -> np.ndarray:
+    """Discs with folds and vessels of any size, place and brightness, with noise; the last `abnormal` of them have a
+    small grainy patch. uint8 (count, 224, 224)."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:SIZE, :SIZE] / SIZE - 0.5
+    out = np.empty((count, SIZE, SIZE))
+    for i in range(count):
+        angle, phase, other = rng.uniform(0, 2 * np.pi, 3)
+        along, across = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+        disc = np.hypot(x - rng.uniform(-0.05, 0.05), y - rng.uniform(-0.05, 0.05)) < rng.uniform(0.3, 0.45)
+        folds = np.sin(rng.uniform(30, 60) * along + 2 * np.sin(rng.uniform(8, 14) * across + other) + phase)
+        vessels = sum(np.exp(-(((across - rng.uniform(-0.3, 0.3)) / 0.006) ** 2)) for _ in range(3))
+        out[i] = disc * (rng.uniform(80, 140) + 25 * folds + 40 * vessels) + rng.normal(10, 3, x.shape)
+        if i >= count - abnormal:
+            far, turn = rng.uniform(0.05, 0.2), rng.uniform(0, 2 * np.pi)
+            distance = np.hypot(x - far * np.cos(turn), y - far * np.sin(turn)) / rng.uniform(0.03, 0.08)
+            grain = rng.normal(0, rng.uniform(*GRAIN), (SIZE // 4, SIZE // 4)).repeat(4, axis=0).repeat(4, axis=1)
+            out[i] += grain * np.exp(-(distance**4))
+    return np.clip(out, 0, 255).astype(np.uint8)
+
+
+def auroc(scores: Sequence[float]) -> float:
+    """Of image scores whose second half is that of the abnormal images; ties count half."""
+    normal, abnormal = np.split(np.array(scores), 2)
+    gaps = abnormal[:, None] - normal
+    return float((gaps > 0).mean() + (gaps == 0).mean() / 2)
+
+
+def figures(name: str, run: Run, scores: Sequence[float]) -> dict[str, Any]:
+    """What a detector answers, and its line of the table."""
+    text = f"{run.extra:,.0f} MB above the imports; image AUROC {auroc(scores):.4f}"
+    rows = [row(name, f"{TRAIN} + {TEST} images", run, text)]
+    return {"rows": rows, "processor": run.processor, "extra": run.extra, "auroc": auroc(scores)}
+
+
+def ours(max_memory_mb: int) -> dict[str, Any]:
+    """Fit and predict as the pipeline does."""
+    import timm  # noqa: F401, imports are neither timed nor counted
+
+    train, test = pictures(TRAIN, 1), pictures(TEST, 2, TEST // 2)
+    settings: dict[str, Any] = {"coreset_ratio": RATIO, "batch_size": BATCH, "max_memory_mb": max_memory_mb}
+    detector = PatchCore(PatchCore.Params(backbone=BACKBONE, layers=LAYERS, **settings), seed=0)
+
+    def work() -> list[float]:
+        detector.fit(train)
+        return [float(score) for scores, _ in detector.score(test) for score in scores]
+
+    run = once(work)
+    assert len(detector.bank) == BANK
+    rounds = "at once" if max_memory_mb > SMALL_MB else f"in two rounds, max_memory_mb: {max_memory_mb}"
+    return figures(f"anomed: PatchCore, bank chosen {rounds}", run, run.value)
+
+
+def anomalib() -> dict[str, Any]:
+    """anomalib's model and its subsampling, called as its Lightning module does; no trainer, no post-processor."""
+    import torch
+    from anomalib.models.image.patchcore.torch_model import PatchcoreModel
+
+    train, test = pictures(TRAIN, 1), pictures(TEST, 2, TEST // 2)
+    backbones.configure(threads=1)
+    torch.use_deterministic_algorithms(False)  # as anomalib runs by default
+    torch.manual_seed(0)
+
+    def work() -> list[float]:
+        same = backbones.load(BACKBONE)
+        model = PatchcoreModel(LAYERS, BACKBONE, pre_trained=False)
+        network: Any = model.feature_extractor.feature_extractor
+        assert not network.load_state_dict(same.network.state_dict(), strict=False).missing_keys
+
+        def batches(images: np.ndarray) -> Any:
+            for start in range(0, len(images), BATCH):
+                pixels = torch.from_numpy(images[start : start + BATCH, None].repeat(3, axis=1)).float()
+                yield (pixels - same.mean) / same.std
+
+        model.train()
+        for batch in batches(train):
+            model(batch)
+        model.subsample_embedding(RATIO)
+        model.eval()
+        assert len(model.memory_bank) == BANK
+        with torch.inference_mode():
+            answers = [model(batch) for batch in batches(test)]
+        return [float(score) for answer in answers for score in answer.pred_score.reshape(-1)]
+
+    run = once(work)
+    return figures("anomalib: PatchCore", run, run.value)
+
+
+class Stand:
+    """A backbone that costs next to nothing: random filters of tiny images, maps of the shapes of Lite0's."""
+
+    def features(self, images: np.ndarray, layers: Sequence[str], batch_size: int) -> list[Any]:
+        import torch
+        import torch.nn.functional as F
+
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.from_numpy(images.astype(np.float32) / 64)[:, None]
+        return [
+            F.conv2d(pixels, torch.randn(channels, 1, 5, 5, generator=generator), stride=stride, padding=2).tanh()
+            for channels, stride in ((40, 1), (112, 2))
+        ]
+
+
+def flat(count: int) -> dict[str, Any]:
+    """Memory of fit on so many images, whose features are synthetic."""
+    import timm  # noqa: F401
+
+    images = np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+    settings: dict[str, Any] = {"coreset_max": FLAT_BANK, "max_memory_mb": FLAT_MB}
+    detector = PatchCore(PatchCore.Params(**settings), seed=0)
+    backbones.configure(threads=1)
+    detector.__dict__["_backbone"] = Stand()
+    run = once(lambda: detector.fit(images))
+    assert len(detector.bank) == FLAT_BANK
+    text = f"{run.extra:,.0f} MB above the imports; a bank of {FLAT_BANK:,}, max_memory_mb: {FLAT_MB}"
+    rows = [row("anomed: PatchCore, fit alone, synthetic features", f"{count:,} images", run, text)]
+    return {"rows": rows, f"peak_mb_{count}": run.extra}
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ours": partial(ours, 2000),
+    "anomalib": anomalib,
+    "rounds": partial(ours, SMALL_MB),
+    **{f"flat-{count}": partial(flat, count) for count in FLAT},
+}
+
+
+def row(measured: str, on: str, run: Run | None, result: str) -> dict[str, Any]:
+    """A line of the table."""
+    timed = {"seconds": run.seconds, "processor": run.processor} if run else {"seconds": None, "processor": None}
+    return {"measured": measured, "on": on, **timed, "result": result}
+
+
+def measure() -> dict[str, Any]:
+    """Every part in a process of its own, one after the other."""
+    found = {}
+    for name in PARTS:
+        print(f"detectors.py: {name}", file=sys.stderr)
+        command = [sys.executable, __file__, "--part", name]
+        answer = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | dict.fromkeys(LIMITED, "1"))
+        if answer.returncode:
+            sys.exit(f"detectors.py: the part {name} failed")
+        found[name] = json.loads(answer.stdout)
+    return summary(found)
+
+
+def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all parts, and what follows from them."""
+    own, peer = found["ours"], found["anomalib"]
+    ratios = {"time_ratio": own["processor"] / peer["processor"], "memory_ratio": own["extra"] / peer["extra"]}
+    text = f"{ratios['time_ratio']:.2f} of anomalib's time, {ratios['memory_ratio']:.2f} of its memory"
+    rows = [line for part in found.values() for line in part["rows"]]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown processor")
+    return {
+        "rows": [*rows, row("anomed, bank chosen at once", "", None, text)],
+        **ratios,
+        "image_auroc": own["auroc"],
+        "two_rounds_image_auroc": found["rounds"]["auroc"],
+        "anomalib_image_auroc": peer["auroc"],
+        **{f"peak_mb_{count}": found[f"flat-{count}"][f"peak_mb_{count}"] for count in FLAT},
+        "machine": {
+            "processor": model,
+            "cores": os.cpu_count(),
+            **{name: version(name) for name in ("torch", "timm", "anomalib")},
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """One table in Markdown; its last row names the machine."""
+    lines = ["| measured | on | seconds | processor seconds | |", "|---|---|---:|---:|---|"]
+    for one in result["rows"]:
+        seconds, processor = ("" if one[key] is None else f"{one[key]:.1f}" for key in ("seconds", "processor"))
+        lines.append(f"| {one['measured']} | {one['on']} | {seconds} | {processor} | {one['result']} |")
+    machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items() if name != "processor")
+    return "\n".join([*lines, f"| machine | {result['machine']['processor']} | | | {machine} |"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        with contextlib.redirect_stdout(sys.stderr):  # libraries may print
+            found = PARTS[arguments.part]()
+        print(json.dumps(found))
+    else:
+        result = measure()
+        print(json.dumps(result) if arguments.json else table(result))
+
+
+if __name__ == "__main__":
+    main()
