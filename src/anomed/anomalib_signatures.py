@@ -122,7 +122,9 @@ def _several(name: str, inner: ast.expr, path: Path) -> Any:
     """A list, Sequence or tuple of one type; a tuple of n items is a list of that length."""
     items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
     kind: Any = list[Union[tuple(_kinds(items[0], path))]]  # type: ignore[misc]  # noqa: UP007
-    return Annotated[kind, Field(min_length=len(items), max_length=len(items))] if name == "tuple" else kind
+    if name == "tuple":
+        return Annotated[kind, Field(min_length=len(items), max_length=len(items))]
+    return Annotated[kind, Field(min_length=1)]
 
 
 def _choices(name: str, path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TRAINER = ("gradient_clip_val",)  # what a model's trainer_arguments may change; lengths and validation are set here
 # What a library raises at a wrong argument, a size that it cannot take, or numbers that give no solution.
-FAULTS = (ValueError, RuntimeError, IndexError, NotImplementedError, AssertionError, ZeroDivisionError)
+FAULTS = (ValueError, RuntimeError, LookupError, TypeError, NotImplementedError, AssertionError, ZeroDivisionError)
 
 
 @contextlib.contextmanager

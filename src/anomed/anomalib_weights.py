@@ -27,6 +27,7 @@ def declared(model: str, pretrained: bool) -> Iterator[None]:
     Raises AnomedError for a weight file that is missing or not the published one, and for a request, which it names.
     """
     import timm
+    from anomalib.models.components.feature_extractors import TimmFeatureExtractor
     from torchvision.models._api import WeightsEnum
 
     refused: list[str] = []
@@ -41,6 +42,7 @@ def declared(model: str, pretrained: bool) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(timm, "create_model", _creator(create, pretrained)))
+        stack.enter_context(patch.object(TimmFeatureExtractor, "_map_layer_to_idx", _layers(model)))
         stack.enter_context(patch.object(WeightsEnum, "get_state_dict", _torchvision_state))
         if not pretrained:
             stack.enter_context(patch.object(WeightsEnum, "verify", classmethod(lambda cls, given: None)))
@@ -58,6 +60,7 @@ def declared(model: str, pretrained: bool) -> Iterator[None]:
 
 def _creator(create: Callable[..., Any], pretrained: bool) -> Callable[..., Any]:
     """timm.create_model with weights from the file that `weights.timm` names."""
+    import timm
 
     def creator(name: str, *args: Any, **options: Any) -> Any:
         if not options.get("pretrained"):
@@ -65,15 +68,41 @@ def _creator(create: Callable[..., Any], pretrained: bool) -> Callable[..., Any]
         if not pretrained:
             return create(name, *args, **{**options, "pretrained": False})
         item = weights.timm(name)
-        return create(name, *args, **options, pretrained_cfg_overlay=_overlay(item))
+        with patch.object(timm, "create_model", create):
+            overlay = _overlay(item)
+        return create(name, *args, **options, pretrained_cfg_overlay=overlay)
 
     return creator
 
 
+def _layers(model: str) -> Callable[[Any], list[int]]:
+    """The library's look-up of layers, which drops those that the network does not have; here they are refused."""
+    from anomalib.models.components.feature_extractors import TimmFeatureExtractor
+
+    look_up = TimmFeatureExtractor._map_layer_to_idx
+
+    def strict(extractor: Any) -> list[int]:
+        import timm
+
+        asked = list(extractor.layers)
+        found = look_up(extractor)
+        if not asked or extractor.layers != asked:
+            network = timm.create_model(extractor.backbone, pretrained=False, features_only=True)
+            known = [info["module"] for info in network.feature_info.info]
+            wrong = [layer for layer in asked if layer not in known]
+            raise AnomedError(f"anomalib.{model}: layers: found {wrong or asked}, expected some of {known}")
+        return found
+
+    return strict
+
+
 def _overlay(item: weights.Weights) -> dict[str, Any]:
+    """What timm fills a network from. Without the classifier timm demands no tensor at all, so the whole is tried."""
     if item is BUNDLED:  # another library named its tensors
         return {"state_dict": backbones.load(item.name).network.state_dict()}
-    return {"file": str(item.check())}
+    path = item.check()
+    backbones.timm_network(item, path)
+    return {"file": str(path)}
 
 
 def _torchvision_state(asked: Any, *args: Any, **options: Any) -> Any:

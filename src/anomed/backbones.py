@@ -203,7 +203,7 @@ def _build(item: Weights, path: Path | None) -> "tuple[torch.nn.Module, tuple[Ch
         return _lite0(path), LITE
     if item.name in TORCHVISION:
         return _torchvision(item, path), IMAGENET
-    network = _timm(item, path)
+    network = timm_network(item, path)
     configuration: Any = network.pretrained_cfg
     mean, std = (tuple(value * 255 for value in configuration[key]) for key in ("mean", "std"))
     return network, (mean, std)
@@ -234,7 +234,7 @@ def _torchvision(item: Weights, path: Path | None) -> "torch.nn.Module":
     return network
 
 
-def _timm(item: Weights, path: Path | None) -> "torch.nn.Module":
+def timm_network(item: Weights, path: Path | None) -> "torch.nn.Module":
     """A network of timm, filled by timm's own code, every tensor demanded; a transformer takes images of any size."""
     import timm
     from safetensors import SafetensorError

@@ -174,6 +174,13 @@ def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:
     block = dict(check(_Fitted, parameters, "--params").method)
     method = plugins.load("methods", str(block.pop("implementation", "")))
     settings = check(method.Params, block, "--params.method", also=["implementation"])
+    for name, path in method.files(settings).items():
+        expected = check(_Fitted, parameters, "--params").files.get(name)
+        if expected and path.is_file() and (found := records.digest_file(path)) != expected:
+            raise AnomedError(
+                f"{path}: found sha256 {found[:16]}..., expected {expected[:16]}... as when the run was planned; other "
+                f"weights {name!r} are another system: run snakemake, or fit again with the hash of this file"
+            )
     detector: Detector = method(settings, seed, _choose_device(device) if method.gpu else "cpu")
     return detector
 

@@ -252,14 +252,15 @@ class Plan:
 
     def _weights_hash(self, system: str, name: str, path: Path) -> str:
         """Of a weight file; where it is gone, as in a clone with pulled results, what the models made with it say."""
-        if path.exists():
+        if path.is_file():
             return records.digest_file(path)
         for card in sorted(Path("models").glob(f"*/{system}/*/{records.RUN_CARD}")):
             made = records.read_card(card, "parameters")["parameters"]
             if made["method"] == self.params.method_blocks[system] and name in made["files"]:
                 return str(made["files"][name])
         self.lacking.append(
-            f"methods.{system}: weights {name!r} not found at {path}; run `anomed fetch weights`, or put the file there"
+            f"methods.{system}: weights {name!r} not found at {path}; run `anomed fetch weights` (with an overlay: "
+            "`--config params.yaml OVERLAY`), or put the file there"
         )
         return ""
 
@@ -267,7 +268,10 @@ class Plan:
         """The files outside the project that a system reads, by name; they may be missing."""
         if system in self.params.imported:
             return {}
-        return self.params.methods[system].files(self.params.settings[system])
+        try:
+            return self.params.methods[system].files(self.params.settings[system])
+        except AnomedError as error:
+            raise AnomedError(f"methods.{system}: {error}") from None
 
     @cache  # noqa: B019
     def score_params(self, domain: str, system: str) -> str:

@@ -13,7 +13,7 @@ LISTED = 20  # names that a message shows
 class Settings(BaseModel):
     """Base of all parameters: unknown keys are refused, values are not coerced."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def nearest(name: str, known: Any) -> str:
@@ -39,8 +39,19 @@ def check(model: type[BaseModel], values: Any, where: str, also: Any = ()) -> An
             elif fault["type"] == "missing":
                 lines.append(f"{key}: missing")
             else:
-                lines.append(f"{key}: {fault['msg'].lower()}, found {fault['input']!r}")
+                text = fault["msg"].removeprefix("Value error, ")
+                lines.append(f"{key}: {text[:1].lower()}{text[1:]}, found {fault['input']!r}{_spelt(fault['input'])}")
         raise AnomedError("\n".join(lines)) from None
+
+
+def _spelt(value: Any) -> str:
+    """How YAML wants a number that it took for text: an exponent needs a point before it."""
+    if isinstance(value, str) and "e" in value.lower() and "." not in value:
+        try:
+            return f"; write {float(value):.1e}, with a point, for YAML to take it as a number"
+        except ValueError:
+            pass
+    return ""
 
 
 def _fields(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

@@ -51,6 +51,28 @@ def test_declared_weights_are_loaded_from_their_file(elsewhere: Path) -> None:
     assert np.array_equal(found, source.conv1.weight.detach())
 
 
+@pytest.mark.parametrize("kind", ["another network", "other names", "damaged"])
+def test_a_file_of_other_weights_is_refused(elsewhere: Path, kind: str) -> None:
+    """timm demands no tensor of a network without its classifier, and would leave it random."""
+    import timm
+    from safetensors.torch import save_file
+
+    path = elsewhere / weights.FETCHED / weights.timm("resnet18").file
+    path.parent.mkdir(parents=True)
+    state = timm.create_model("resnet34" if kind == "another network" else "resnet18", pretrained=False).state_dict()
+    save_file({f"{'backbone.' * (kind == 'other names')}{key}": value for key, value in state.items()}, path)
+    if kind == "damaged":
+        path.write_bytes(b"<html>" + path.read_bytes()[:1000])
+    with pytest.raises(AnomedError, match=rf"{path.name}: not the weights of resnet18\.a1_in1k"):
+        fitted("Stfpm", weights="pretrained")
+
+
+@pytest.mark.parametrize("layers", [["layer1", "layer9"], ["layer9"]])
+def test_a_layer_that_the_network_does_not_have_is_refused(layers: list[str]) -> None:
+    with pytest.raises(AnomedError, match=r"^anomalib\.Stfpm: layers: found \['layer9'\], expected some of .*'layer4'"):
+        fitted("Stfpm", layers=layers)
+
+
 def test_bundled_lite0_is_loaded_from_its_package() -> None:
     options = {"backbone": "tf_efficientnet_lite0", "layers": ["blocks.2", "blocks.4"], "n_features": 20}
     first, second = (fitted("Padim", seed=seed, weights="pretrained", **options) for seed in (0, 1))

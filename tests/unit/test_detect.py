@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_domain
 
-from anomed import detect, plugins, predict
+from anomed import detect, plugins, predict, records
 from anomed.errors import AnomedError
 from anomed.predictions import Predictions
 
@@ -56,6 +56,24 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     tiny_domain.seal(tmp_path / "model")
     with pytest.raises(AnomedError, match=r"state\.safetensors: unreadable .*; fit again"):
         predict.predict(tmp_path / "model", tmp_path / "data", tmp_path / "run", "auto")
+
+
+def test_weights_that_changed_since_the_plan_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is swapped between planning, fit and predict would be another system under the same hash."""
+    tiny_domain.domain(tmp_path / "data", COUNTS)
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"first")
+    method = plugins.load("methods", "controls.random")
+    monkeypatch.setattr(method, "files", classmethod(lambda cls, params: {"net": file}))
+    parameters = {**RANDOM, "files": {"net": records.digest_file(file)}}
+    detect.fit("chance", parameters, 0, tmp_path / "data", tmp_path / "model", "auto")
+    file.write_bytes(b"second")
+    for call in (
+        lambda: detect.fit("chance", parameters, 0, tmp_path / "data", tmp_path / "again", "auto"),
+        lambda: predict.predict(tmp_path / "model", tmp_path / "data", tmp_path / "run", "auto"),
+    ):
+        with pytest.raises(AnomedError, match=rf"{file}: found sha256 .* other weights 'net' are another system"):
+            call()
 
 
 def test_cuda_that_is_demanded_and_absent_is_an_error(tmp_path: Path) -> None:

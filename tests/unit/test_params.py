@@ -124,3 +124,15 @@ def test_a_block_whose_lines_are_all_commented_out_is_empty(tmp_path: Path) -> N
 def test_missing_top_level_key() -> None:
     with pytest.raises(AnomedError, match=r"^run: missing$"):
         Params({})
+
+
+def test_numbers_that_are_none_and_numbers_as_text_are_explained() -> None:
+    config = shipped.params()
+    config["methods"]["patchcore"] = {"smoothing_sigma": float("inf")}
+    with pytest.raises(AnomedError, match=r"smoothing_sigma: input should be a finite number, found inf"):
+        Params(config)
+    config["methods"]["patchcore"] = {"smoothing_sigma": "2e0", "backbone": "Resnet18"}
+    with pytest.raises(AnomedError) as caught:
+        Params(config)
+    assert "found '2e0'; write 2.0e+00, with a point" in str(caught.value)
+    assert "backbone: no backbone 'Resnet18'" in str(caught.value)

@@ -66,7 +66,7 @@ def _parameters(name: str, known: Model) -> type[Settings]:
     if known.steps:
         fields["max_steps"] = (int, Field(default=known.steps, ge=1))
     fields |= {
-        "batch_size": (int, Field(default=8, ge=1)),
+        "batch_size": (int, Field(default=8, ge=1, le=1024)),
         "image_size": (int | None, Field(default=None, ge=known.minimum)),
         "weights": (Literal["pretrained", "random"], "pretrained"),
         "torch_threads": (int, Field(default=1, ge=1)),

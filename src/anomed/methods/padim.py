@@ -69,7 +69,7 @@ class Padim(Detector):
         n_features: int = Field(default=100, ge=1)
         regularisation: float = Field(default=0.01, gt=0)
         smoothing_sigma: float = Field(default=4.0, ge=0)
-        batch_size: int = Field(default=8, ge=1)
+        batch_size: int = Field(default=8, ge=1, le=1024)
         torch_threads: int = Field(default=1, ge=1)
         max_memory_mb: int = Field(default=2000, ge=1)
 
