@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from paths import ROOT
 from project import Project
 
 LOCALE = locale.setlocale(locale.LC_ALL)
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
