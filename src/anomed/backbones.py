@@ -169,6 +169,17 @@ def load(name: str, device: str = "cpu", weights: str = "pretrained", seed: int 
     return Backbone(name, network, statistics, device)
 
 
+def frozen(params: Any, device: str, seed: int = 0) -> Backbone:
+    """The backbone of a method, by the keys `backbone`, `weights` and `torch_threads` of its parameters; see `load`."""
+    configure(params.torch_threads)
+    return load(params.backbone, device, params.weights, seed)
+
+
+def smoke(weights: str) -> str:
+    """The mark of a row by its key `weights`; empty for pretrained ones."""
+    return "smoke: random weights" if weights == "random" else ""
+
+
 def known(name: str) -> str:
     """`name` itself, checked without any library: torchvision's of the table `weights.TORCHVISION`, the bundled
     EfficientNet-Lite0, or a network of timm with its tag. Raises ValueError (for pydantic) for anything else."""

@@ -171,11 +171,12 @@ class _Fitted(Settings):
 
 def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:
     """The detector that `parameters["method"]` describes, not yet fitted, on the device that it can use."""
-    block = dict(check(_Fitted, parameters, "--params").method)
+    fitted = check(_Fitted, parameters, "--params")
+    block = dict(fitted.method)
     method = plugins.load("methods", str(block.pop("implementation", "")))
     settings = check(method.Params, block, "--params.method", also=["implementation"])
     for name, path in method.files(settings).items():
-        expected = check(_Fitted, parameters, "--params").files.get(name)
+        expected = fitted.files.get(name)
         if expected and path.is_file() and (found := records.digest_file(path)) != expected:
             raise AnomedError(
                 f"{path}: found sha256 {found[:16]}..., expected {expected[:16]}... as when the run was planned; other "

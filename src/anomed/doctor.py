@@ -101,7 +101,7 @@ def _domain(plan: Plan, name: str) -> tuple[str, str, str]:
             prepared = "what is prepared is of other data or parameters and will be made again"
     if block.root is None:
         return "ok", name, f"{block.source}: made on this machine; {prepared}"
-    if os.path.isdir(plan.root(name)) and not os.listdir(plan.root(name)):  # noqa: PTH112, PTH208
+    if plan.is_empty(name):
         return "missing", name, f"{block.root} is an empty folder: {plan.obtain(name)}"
     if os.path.exists(plan.root(name)):  # noqa: PTH110
         return "ok", name, f"{block.source} at {block.root}; {prepared}"

@@ -204,10 +204,10 @@ class Plan:
         """Identity of the raw data; once prepared, they may be gone (a clone with pulled results needs no raw data)."""
         root = self.root(domain)
         if not root or os.path.exists(root):  # noqa: PTH110  never raises
-            if root and os.path.isdir(root) and not os.listdir(root):  # noqa: PTH112, PTH208
-                self.lacking.append(f"domains.{domain}.root: {root} is an empty folder; {self.obtain(domain)}")
-                return ""
             try:
+                if self.is_empty(domain):
+                    self.lacking.append(f"domains.{domain}.root: {root} is an empty folder; {self.obtain(domain)}")
+                    return ""
                 return self.source(domain).fingerprint()
             except (AnomedError, OSError) as error:
                 where = "" if str(error).startswith(f"domains.{domain}") else f"domains.{domain}: "
@@ -220,6 +220,11 @@ class Plan:
                 print(f"warning: domains.{domain}: {root} not found; going on with what is prepared", file=sys.stderr)
                 return str(fingerprint)
         raise AnomedError(f"domains.{domain}.root: {root} not found; {self.obtain(domain)}")
+
+    def is_empty(self, domain: str) -> bool:
+        """Whether the domain's root is a folder with nothing in it."""
+        root = self.root(domain)
+        return os.path.isdir(root) and not os.listdir(root)  # noqa: PTH112, PTH208  "" is no folder
 
     def obtain(self, domain: str) -> str:
         """How the raw data of a domain can be had."""

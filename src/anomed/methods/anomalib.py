@@ -122,8 +122,7 @@ def _method(name: str, known: Model) -> type[Detector]:
         @classmethod
         def mark(cls, params: Any) -> str:
             """Random weights are no result, except for a model that is trained from scratch anyway."""
-            random = params.weights == "random" and known.reads is not anomalib_models.nothing
-            return "smoke: random weights" if random else ""
+            return "" if known.reads is anomalib_models.nothing else backbones.smoke(params.weights)
 
         def fit(self, images: np.ndarray) -> None:
             """Train on the normal images. Raises AnomedError with the library's reason where it cannot."""

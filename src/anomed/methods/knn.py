@@ -52,12 +52,11 @@ class Knn(Detector):
     @classmethod
     def mark(cls, params: Params) -> str:
         """Random weights are told."""
-        return "smoke: random weights" if params.weights == "random" else ""
+        return backbones.smoke(params.weights)
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
-        backbones.configure(self.params.torch_threads)
-        return backbones.load(self.params.backbone, self.device, self.params.weights)
+        return backbones.frozen(self.params, self.device)
 
     def fit(self, images: np.ndarray) -> None:
         """Keep the pooled features of all train images: 4 x D bytes each."""

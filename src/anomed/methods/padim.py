@@ -85,7 +85,7 @@ class Padim(Detector):
     @classmethod
     def mark(cls, params: Params) -> str:
         """See Detector.mark."""
-        return "smoke: random weights" if params.weights == "random" else ""
+        return backbones.smoke(params.weights)
 
     @classmethod
     def needs_mb(cls, params: Params) -> int:
@@ -94,16 +94,16 @@ class Padim(Detector):
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
-        backbones.configure(self.params.torch_threads)
-        return backbones.load(self.params.backbone, self.device, self.params.weights, self.seed)
+        return backbones.frozen(self.params, self.device, self.seed)
 
     def fit(self, images: np.ndarray) -> None:
         """Estimate the Gaussians. Raises AnomedError when the network has fewer dimensions than n_features, or the
         moments would need more than max_memory_mb."""
-        self.index = self._draw(images[:1])
-        height, width, dims = self._embed(images[:1]).shape[1:]
+        levels = self._levels(images[:1])
+        self.index = self._draw(sum(level.shape[1] for level in levels))
+        height, width = levels[0].shape[-2:]
         self._check_memory(len(images), height, width)
-        moments = self._moments(images, height * width, dims)
+        moments = self._moments(images, height * width, self.params.n_features)
         self.mean = (moments.shift + moments.first / len(images)).float()
         self.factors = self._factors(moments, len(images))
 
@@ -132,9 +132,9 @@ class Padim(Detector):
     def _levels(self, images: np.ndarray) -> "list[torch.Tensor]":
         return self._backbone.features(images, self.params.layers, self.params.batch_size)
 
-    def _draw(self, image: np.ndarray) -> np.ndarray:
-        """The dimensions to keep, drawn by the seed: int64 (n_features,), ascending."""
-        params, dims = self.params, sum(level.shape[1] for level in self._levels(image))
+    def _draw(self, dims: int) -> np.ndarray:
+        """Which of `dims` dimensions to keep, drawn by the seed: int64 (n_features,), ascending."""
+        params = self.params
         if params.n_features > dims:
             raise AnomedError(
                 f"padim: n_features is {params.n_features}, but layers {params.layers} of {params.backbone} have "

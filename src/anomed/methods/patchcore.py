@@ -97,7 +97,7 @@ class PatchCore(Detector):
     @classmethod
     def mark(cls, params: Params) -> str:
         """See Detector.mark."""
-        return "smoke: random weights" if params.weights == "random" else ""
+        return backbones.smoke(params.weights)
 
     @classmethod
     def needs_mb(cls, params: Params) -> int:
@@ -106,8 +106,7 @@ class PatchCore(Detector):
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
-        backbones.configure(self.params.torch_threads)
-        return backbones.load(self.params.backbone, self.device, self.params.weights, self.seed)
+        return backbones.frozen(self.params, self.device, self.seed)
 
     def fit(self, images: np.ndarray) -> None:
         """Fill the memory bank. Raises AnomedError when max_memory_mb is too little for the bank or to choose it."""

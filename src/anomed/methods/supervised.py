@@ -72,13 +72,12 @@ class Supervised(Detector):
     @classmethod
     def mark(cls, params: Params) -> str:
         """No detector of the table sees these labels; random weights are told as well."""
-        smoke = "; smoke: random weights" if params.weights == "random" else ""
-        return f"not comparable: trained on the labelled valid images{smoke}"
+        marks = ["not comparable: trained on the labelled valid images", backbones.smoke(params.weights)]
+        return "; ".join(filter(None, marks))
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
-        backbones.configure(self.params.torch_threads)
-        return backbones.load(self.params.backbone, self.device, self.params.weights)
+        return backbones.frozen(self.params, self.device)
 
     def fit(self, images: np.ndarray) -> None:
         """Fit both heads on `self.valid`; `images` (train) are left alone. Holds the patch features of the valid images

@@ -151,10 +151,10 @@ class Block:
         found = [*self.omitted(), *([f"Models: {self.models}"] if self.models else [])]
         if self.columns():
             found.append(f"Intervals: {resampling(self.bootstrap)}")
-            alike: dict[str, list[str]] = {}
+            marked: dict[str, list[str]] = {}
             for system, mark in self.marks.items():
-                alike.setdefault(mark.rstrip("."), []).append(system)
-            found += [f"{DAGGER} {', '.join(systems)}: {mark}" for mark, systems in alike.items()]
+                marked.setdefault(mark.rstrip("."), []).append(system)
+            found += [f"{DAGGER} {', '.join(systems)}: {mark}" for mark, systems in marked.items()]
         return [*found, *([f"Counted: {'; or '.join(self.counted)}"] if self.counted else [])]
 
 
