@@ -8,24 +8,21 @@ processor time, which other processes hardly move. Needs no data, but Linux (/pr
     .venv/bin/python benchmarks/detectors.py [--json]
 """
 
-import argparse
-import contextlib
-import ctypes
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from measured import Run, machine, main, once  # type: ignore[import-not-found]
 
 from anomed import backbones
 from anomed.methods.patchcore import PatchCore, image_score, k_center_greedy, nearest
@@ -39,32 +36,6 @@ SMALL_MB = 13  # too little for all points of these images: the bank is then cho
 GRAIN = (30.0, 80.0)  # grey levels: least and greatest standard deviation of the grain of an anomaly
 LIMITED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 FLAT, FLAT_MB, FLAT_BANK = (1000, 10_000), 200, 300  # images, max_memory_mb and entries of the test of memory
-
-
-class Run(NamedTuple):
-    """A call: what it returned, seconds of the clock and of the processor, and MB by which its resident memory passed
-    that before it."""
-
-    value: Any
-    seconds: float
-    processor: float
-    extra: float
-
-
-def once(function: Callable[[], Any]) -> Run:
-    """Call it. The peak is the kernel's (VmHWM), which misses nothing; memory freed before is given back first."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, clock, processor = memory("VmRSS"), time.perf_counter(), time.process_time()
-    value = function()
-    seconds = time.perf_counter() - clock, time.process_time() - processor
-    return Run(value, *seconds, memory("VmHWM") - before)
-
-
-def memory(key: str) -> float:
-    """A memory figure of this process, MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024 / 1e6
 
 
 def pictures(count: int, seed: int, abnormal: int = 0) -> np.ndarray:
@@ -274,8 +245,6 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ratios = {"time_ratio": own["processor"] / peer["processor"], "memory_ratio": own["extra"] / peer["extra"]}
     text = f"{ratios['time_ratio']:.2f} of anomalib's time, {ratios['memory_ratio']:.2f} of its memory"
     rows = [line for part in found.values() for line in part["rows"]]
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown processor")
     return {
         "rows": [*rows, row("anomed beside anomalib", "", None, text)],
         **ratios,
@@ -283,11 +252,7 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "anomalib_image_auroc": peer["auroc"],
         "mean_image_auroc": found["seeds"]["auroc"],
         **{f"peak_mb_{count}": found[f"flat-{count}"][f"peak_mb_{count}"] for count in FLAT},
-        "machine": {
-            "processor": model,
-            "cores": os.cpu_count(),
-            **{name: version(name) for name in ("torch", "timm", "anomalib")},
-        },
+        "machine": machine(("torch", "timm", "anomalib")),
     }
 
 
@@ -301,19 +266,5 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"| machine | {result['machine']['processor']} | | | {machine} |"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.part:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries may print
-            found = PARTS[arguments.part]()
-        print(json.dumps(found))
-    else:
-        result = measure()
-        print(json.dumps(result) if arguments.json else table(result))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__.splitlines()[0], PARTS, measure, table)

@@ -7,24 +7,20 @@ libraries take; the peers get maps of the same order and ties as float32. Needs 
     .venv/bin/python benchmarks/metrics.py [--json]
 """
 
-import argparse
-import contextlib
-import ctypes
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from measured import Run, machine, main, memory, once  # type: ignore[import-not-found]
 from scenes import Scenes  # type: ignore[import-not-found]
 
 from anomed import bootstrap, stats
@@ -48,26 +44,6 @@ CUT = 30_000  # code from which on Dice calls a pixel abnormal
 COPIED = 1 << 28  # bytes that a copy moves to measure the bandwidth of a GPU
 
 
-class Run(NamedTuple):
-    """A call: what it returned, wall clock seconds, processor seconds per second, and MB by which its resident memory
-    passed that before it."""
-
-    value: Any
-    seconds: float
-    cores: float
-    extra: float
-
-
-def once(function: Callable[[], Any]) -> Run:
-    """Call it. The peak is the kernel's (VmHWM), which misses nothing; memory freed before is given back first."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, wall, processor = memory("VmRSS"), time.perf_counter(), time.process_time()
-    value = function()
-    seconds = time.perf_counter() - wall
-    return Run(value, seconds, (time.process_time() - processor) / seconds, memory("VmHWM") - before)
-
-
 def fastest(functions: Mapping[str, Callable[[], Any]], repeats: Mapping[str, int]) -> list[Run]:
     """The fastest call of each function, called as often as asked, in turns."""
     runs: dict[str, list[Run]] = {name: [] for name in functions}
@@ -78,16 +54,16 @@ def fastest(functions: Mapping[str, Callable[[], Any]], repeats: Mapping[str, in
     return [min(own, key=lambda run: run.seconds) for own in runs.values()]
 
 
-def memory(key: str) -> float:
-    """A memory figure of this process, MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024 / 1e6
-
-
 def row(measured: str, on: str, run: Run | None, result: str, seconds: float | None = None) -> dict[str, Any]:
     """A line of the table."""
-    timed = {"seconds": run.seconds, "cores": run.cores} if run else {"seconds": seconds, "cores": None}
-    return {"measured": measured, "on": on, **timed, "result": result}
+    cores = run.processor / run.seconds if run else None
+    return {
+        "measured": measured,
+        "on": on,
+        "seconds": run.seconds if run else seconds,
+        "cores": cores,
+        "result": result,
+    }
 
 
 def ours(codes: np.ndarray, masks: np.ndarray) -> dict[str, float]:
@@ -288,10 +264,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 def measure() -> dict[str, Any]:
     """Every part in a process of its own; of figures that two parts give, the larger."""
     packages = ("numpy", "torch", "torchmetrics", "anomalib", "scikit-image")
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown processor")
-    machine = {"processor": model, "cores": os.cpu_count(), **{name: version(name) for name in packages}}
-    result: dict[str, Any] = {"rows": [], "machine": machine}
+    result: dict[str, Any] = {"rows": [], "machine": machine(packages)}
     for name in PARTS:
         print(f"metrics.py: {name}", file=sys.stderr)
         limits = dict.fromkeys(THREADS, "1") if name != "peers" else {}
@@ -315,19 +288,5 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"| machine | {result['machine']['processor']} | | | {machine} |"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.part:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries may print
-            found = PARTS[arguments.part]()
-        print(json.dumps(found))
-    else:
-        result = measure()
-        print(json.dumps(result) if arguments.json else table(result))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__.splitlines()[0], PARTS, measure, table)

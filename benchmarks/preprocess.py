@@ -18,12 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from measured import machine  # type: ignore[import-not-found]
 from plain_loop import loop  # type: ignore[import-not-found]
 
 from anomed import records
@@ -243,7 +243,7 @@ def measure(number: int, work: Path) -> dict[str, Any]:
     rows += [row("peak memory of a shard", f"{n} heads", None, f"{peak:,.0f} MB") for n, peak in memory.items()]
     return {
         "rows": rows,
-        "machine": machine(cores),
+        "machine": {**machine(("monai", "deepbet", "SimpleITK", "torch", "nibabel")), "cores": cores},
         "heads_per_minute_and_core": rate,
         "heads_per_minute_in_shards": 60 * number / together,
         "loop_to_ours": ratio,
@@ -258,13 +258,6 @@ def measure(number: int, work: Path) -> dict[str, Any]:
 def row(measured: str, on: str, processor: float | None, result: str, seconds: float | None = None) -> dict[str, Any]:
     """A line of the table."""
     return {"measured": measured, "on": on, "seconds": seconds, "processor": processor, "result": result}
-
-
-def machine(cores: int) -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown processor")
-    packages = ("monai", "deepbet", "SimpleITK", "torch", "nibabel")
-    return {"processor": model, "cores": cores, **{name: version(name) for name in packages}}
 
 
 def table(result: dict[str, Any]) -> str:

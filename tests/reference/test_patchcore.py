@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from known_features import SIZE, StandIn, levels_of, pixels
 from scipy.ndimage import gaussian_filter
 
 from anomed import backbones
@@ -12,34 +13,12 @@ from anomed.errors import AnomedError
 from anomed.methods.patchcore import PatchCore, image_score, k_center_greedy, nearest
 from anomed.patches import spread
 
-SIZE = 48  # first level 6 x 6 patches of 3 channels, second level 3 x 3 of 5
 NEIGHBOURS = 3
-
-
-def levels_of(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Stand-in for a network: two small feature maps computed from the pixels, (3, 6, 6) and (5, 3, 3)."""
-    image = image.astype(np.float64) / 255
-    first = np.stack([image[k::8, k::8] ** (k + 1) for k in range(3)])
-    second = np.stack([np.sin(4 * image[k::16, 2 * k :: 16]) + k for k in range(5)])
-    return first * 10, second
-
-
-class StandIn:
-    """A backbone whose features are known."""
-
-    def features(self, images: np.ndarray, layers: list[str], batch_size: int) -> list[torch.Tensor]:
-        assert layers == ["blocks.2", "blocks.4"]
-        pairs = [levels_of(image) for image in images]
-        return [torch.from_numpy(np.stack(level).astype(np.float32)) for level in zip(*pairs, strict=True)]
 
 
 @pytest.fixture(autouse=True)
 def known_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbones, "load", lambda name, device, weights, seed: StandIn())
-
-
-def pixels(count: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, SIZE, SIZE), dtype=np.uint8)
+    monkeypatch.setattr(backbones, "load", lambda name, device, weights, seed: StandIn(["blocks.2", "blocks.4"]))
 
 
 # The oracle. Section numbers are those of arXiv 2106.08265.
