@@ -64,14 +64,20 @@ class Backbone:
         """
         import torch
 
-        self._check_layers(layers)
-        self._check_size(images.shape[1:3])
         full = np.zeros((batch_size, 3, *images.shape[1:3]), np.float32)
         full[: len(images)] = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
         with torch.inference_mode():
-            values = (torch.from_numpy(full).to(self.device) - self.mean) / self.std
-            found = self._tokens(values, layers) if self.blocks else self._outputs(values, layers, len(images))
-        return [found[layer][: len(images)] for layer in layers]
+            return self.maps(torch.from_numpy(full).to(self.device), layers, len(images))
+
+    def maps(self, values: "torch.Tensor", layers: Sequence[str], count: int | None = None) -> "list[torch.Tensor]":
+        """The same of the first `count` (all) of grey levels, float32 (B, 3, H, W) in [0, 255] on the device, as they
+        are: differentiable, and of a network that somebody trains. Raises AnomedError likewise."""
+        self._check_layers(layers)
+        self._check_size(tuple(values.shape[-2:]))
+        count = len(values) if count is None else count
+        values = (values - self.mean) / self.std
+        found = self._tokens(values, layers) if self.blocks else self._outputs(values, layers, count)
+        return [found[layer][:count] for layer in layers]
 
     def _outputs(self, values: "torch.Tensor", layers: Sequence[str], count: int) -> "dict[str, torch.Tensor]":
         """What modules give for the first `count` images; the network runs no further than needed."""

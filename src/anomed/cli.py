@@ -43,7 +43,7 @@ def _volume(args: argparse.Namespace) -> None:
 def _fit(args: argparse.Namespace) -> None:
     from anomed.detect import fit
 
-    fit(args.system, args.params, args.seed, args.data, args.out, args.device)
+    fit(args.system, args.params, args.seed, args.data, args.out, args.device, args.checkpoint, args.checkpoint_seconds)
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -238,6 +238,8 @@ def parser() -> argparse.ArgumentParser:
     folder(sub, "--data", "prepared domain")
     folder(sub, "--out", "model to write")
     sub.add_argument("--device", **device)
+    sub.add_argument("--checkpoint", type=Path, metavar="FILE", help="where a training that is killed can go on from")
+    sub.add_argument("--checkpoint-seconds", type=float, default=60, metavar="S", help="time between two (60)")
 
     sub = command(_predict, "score a domain's valid and test images with a model")
     folder(sub, "--model", "what fit wrote")

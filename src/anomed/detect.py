@@ -1,6 +1,6 @@
 """What a detection method is, and the fit command."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,22 +12,25 @@ from pydantic import Field
 from anomed import plugins, records
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
+from anomed.progress import EVERY, Progress
 from anomed.settings import Settings, check
 
 STATE = "state.safetensors"
+HISTORY = "history.csv"
+SELECTION = {"fixed": "last", "valid": "best on valid", "test_oracle": "best on test"}
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The valid images of a domain with their truth, for a method that is `supervised`.
+    """Images of a domain with their truth, for a row whose `Detector.labels` names their split.
 
-    images: uint8, N x S x S (x 3). labels: int, (N,), 1 abnormal. masks: per image bool, native H x W, or None where
-    the pixel truth is unknown.
+    images: uint8, N x S x S (x 3). labels: int, (N,), 1 abnormal. mask: of the image at an index, bool, native H x W,
+    or None where the pixel truth is unknown.
     """
 
     images: np.ndarray
     labels: np.ndarray
-    masks: list[np.ndarray | None]
+    mask: Callable[[int], np.ndarray | None]
 
 
 class Detector:
@@ -37,8 +40,9 @@ class Detector:
     Class attributes state what it needs: `deterministic` (one seed is enough), `localises` (it gives maps), `gpu`
     (it can use one), `memory_mb` (what its jobs ask of a scheduler). A baseline that asks how far knowledge beside
     the pixels goes says so: `reads` names facts that it finds in `self.facts` when it fits and when it scores, aligned
-    with the images ("slice": float64, NaN where unknown; "view": str, "" where unknown); one that is `supervised`
-    finds the labelled valid images in `self.valid` when it fits.
+    with the images ("slice": float64, NaN where unknown; "view": str, "" where unknown). A row whose `labels` names a
+    split finds its labelled images in `self.labelled` when it fits. A method that trains by epochs (see training.py)
+    keeps its history and checkpoints in `self.progress`.
     """
 
     deterministic: ClassVar[bool] = False
@@ -46,10 +50,10 @@ class Detector:
     gpu: ClassVar[bool] = False
     memory_mb: ClassVar[int] = 1000
     reads: ClassVar[tuple[str, ...]] = ()
-    supervised: ClassVar[bool] = False
 
     facts: dict[str, np.ndarray]
-    valid: Labelled
+    labelled: Labelled
+    progress: Progress | None = None
 
     class Params(Settings):
         """The keys of the method's block in params.yaml."""
@@ -66,6 +70,16 @@ class Detector:
     def mark(cls, params: Any) -> str:
         """What readers of the table must know of such a row; empty for a detector trained as it should be."""
         return ""
+
+    @classmethod
+    def labels(cls, params: Any) -> str:
+        """The split whose labels `fit` may see: "valid", "test", or "" for none, as it should be."""
+        return {"valid": "valid", "test_oracle": "test"}.get(getattr(params, "selection", ""), "")
+
+    @classmethod
+    def selection(cls, params: Any) -> str:
+        """Which epoch of a training is kept, in words for the report; empty where nothing is trained by epochs."""
+        return SELECTION.get(getattr(params, "selection", ""), "")
 
     @classmethod
     def needs_mb(cls, params: Any) -> int:
@@ -89,29 +103,50 @@ class Detector:
         raise TypeError(f"{type(self).__name__} does not define score()")
 
 
-def fit(system: str, parameters: dict[str, Any], seed: int, data: Path, out: Path, device: str) -> None:
+def fit(
+    system: str,
+    parameters: dict[str, Any],
+    seed: int,
+    data: Path,
+    out: Path,
+    device: str,
+    checkpoint: Path | None = None,
+    every: float = EVERY,
+) -> None:
     """Train one method on the normal train images of a prepared domain and write its model folder whole, or nothing.
 
     parameters: {"method": its block with `implementation`, "files": hashes of weights}, and "train_limit" where only
-    the images of so many subjects are used. out: `state.safetensors` and the run card. Raises AnomedError when the
-    domain has no train image, or fewer train subjects than that.
+    the images of so many subjects are used. out: `state.safetensors`, `history.csv` of a training by epochs, and the
+    run card. checkpoint: file that such a training goes on from, if it was killed; written `every` so many seconds,
+    removed at the end. Raises AnomedError when the domain has no train image, or fewer train subjects than that.
     """
     from safetensors.numpy import save_file
 
     prepared = Prepared(data)
     rows = _train_rows(prepared, system, parameters, seed)
     detector = create(parameters, seed, device)
-    with records.atomic_dir(out, r"run\.json|state\.safetensors") as partial:
+    detector.progress = Progress(checkpoint, _key(prepared, parameters, seed, detector.device), every)
+    with records.atomic_dir(out, r"run\.json|state\.safetensors|history\.csv") as partial:
         with card_of(prepared, system, parameters, seed, detector) as card:
             every = len(rows) == rows[-1] + 1  # train comes first: one view, no copy
             detector.facts = facts(prepared, prepared.table.iloc[rows], detector.reads)
-            if detector.supervised:
-                detector.valid = _labelled(prepared)
+            if split := detector.labels(detector.params):
+                detector.labelled = _labelled(prepared, split)
             detector.fit(prepared.images[: len(rows)] if every else prepared.images[rows])
             card.facts.update(train_images=len(rows), image_shape=list(prepared.images.shape[1:]))
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
         (partial / STATE).chmod(0o644)  # the library makes it readable by its owner alone
+        if detector.progress.rows:
+            pd.DataFrame(detector.progress.rows).to_csv(partial / HISTORY, index=False, lineterminator="\n")
+            card.facts["training"] = detector.progress.facts
+            card.facts["seconds"] = round(card.facts["seconds"] + detector.progress.earlier, 3)
         card.write(partial)
+    detector.progress.done()
+
+
+def _key(prepared: Prepared, parameters: dict[str, Any], seed: int, device: str) -> str:
+    """What a checkpoint depends on."""
+    return records.digest([prepared.hash, parameters, seed, device, records.code_files()])
 
 
 def _train_rows(prepared: Prepared, system: str, parameters: dict[str, Any], seed: int) -> np.ndarray:
@@ -153,12 +188,17 @@ def facts(prepared: Prepared, table: pd.DataFrame, names: tuple[str, ...]) -> di
     return found
 
 
-def _labelled(prepared: Prepared) -> Labelled:
-    valid = prepared.table[prepared.table.split == "valid"]
-    if valid.empty:
-        raise AnomedError(f"{prepared.folder}: no valid image, but a supervised method learns from them")
-    masks = [None if pd.isna(row) else prepared.mask(int(row)) for row in valid.mask_row]
-    return Labelled(prepared.images[valid.row.to_numpy()], valid.label.to_numpy(), masks)
+def _labelled(prepared: Prepared, split: str) -> Labelled:
+    table = prepared.table[prepared.table.split == split]
+    if table.empty:
+        raise AnomedError(f"{prepared.folder}: no {split} image, but this row learns from their labels")
+
+    def mask(index: int) -> np.ndarray | None:
+        row = table.mask_row.iloc[index]
+        return None if pd.isna(row) else prepared.mask(int(row))
+
+    images = prepared.images[table.row.iloc[0] : table.row.iloc[-1] + 1]  # a split's images lie together
+    return Labelled(images, table.label.to_numpy(), mask)
 
 
 class _Fitted(Settings):

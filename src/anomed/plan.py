@@ -298,8 +298,9 @@ class Plan:
         marks = {system: mark for system in self.systems if (mark := self._mark(system))}
         notes = {domain: note for domain in self.domains if (note := self._note(domain))}
         apart = [system for system in marks if system not in self.params.imported]
+        kept = {system: epoch for system in self.systems if (epoch := self._selection(system))}
         plan = {"domains": self.domains, "systems": self.systems, "marks": marks, "notes": notes, "apart": apart}
-        return json.dumps({**plan, "runs": runs})  # unsorted: order is the table's order
+        return json.dumps({**plan, "selection": kept, "runs": runs})  # unsorted: order is the table's order
 
     def _note(self, domain: str) -> str:
         """What readers of the table must know of a domain's models; empty where they are its own, of all images."""
@@ -314,6 +315,12 @@ class Plan:
             return self.params.methods[system].mark(self.params.settings[system])
         origins = {o.origin for domain in self.domains for o in self._brought(domain, system).values()}
         return f"imported, not run here: {'; '.join(sorted(origins))}"
+
+    def _selection(self, system: str) -> str:
+        """Which epoch a system keeps, in words; empty where none is chosen or nobody here knows."""
+        if system in self.params.imported:
+            return ""
+        return self.params.methods[system].selection(self.params.settings[system])
 
     def upstream(self) -> str:
         """Hash of all that decides the files that the table is made from: parameters, raw data, cards, code.

@@ -24,6 +24,10 @@ LONG = [name for name in METHODS if name.startswith("anomalib.") and name not in
 each_method = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in METHODS]
 )
+# Native methods that train by epochs, and what makes a training short.
+BRIEF: dict[str, dict[str, Any]] = {
+    "autoencoder": {"channels": [8, 4], "epochs": 1, "batch_size": 4},
+}
 each_kind = pytest.mark.parametrize("channels", [1, 3])
 
 
@@ -54,7 +58,7 @@ class Fitted:
 
 def created(name: str, seed: int = 0) -> Detector:
     """The method with its default parameters; those that learn a network start from random weights and learn briefly."""
-    short: dict[str, Any] = {}
+    short: dict[str, Any] = BRIEF.get(name, {})
     if name.startswith("anomalib."):
         short = {"weights": "random", "epochs": 1, "batch_size": 4, **SMALL.get(name.removeprefix("anomalib."), {})}
     detector: Detector = METHODS[name](METHODS[name].Params(**short), seed)
@@ -74,7 +78,7 @@ def trained(name: str, images: np.ndarray, seed: int = 0) -> Detector:
     kind = 1 if images.ndim == 3 else 3
     labels = np.arange(8) % 2
     masks = [np.pad(np.ones((20, 20), bool), 22) if label else None for label in labels]
-    detector.valid = Labelled(pictures(8, kind, seed=9), labels, masks)
+    detector.labelled = Labelled(pictures(8, kind, seed=9), labels, masks.__getitem__)
     detector.fit(images)
     return detector
 

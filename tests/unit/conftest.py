@@ -73,7 +73,15 @@ class Benchmark:
     def plan(self) -> dict[str, Any]:
         pairs = {s: {"seeds": k, "hash": records.digest(s), "absent": ""} for s, k in self.seeds.items()}
         runs = {domain: copy.deepcopy(pairs) for domain in self.domains}
-        return {"domains": self.domains, "systems": list(pairs), "marks": {}, "notes": {}, "apart": [], "runs": runs}
+        return {
+            "domains": self.domains,
+            "systems": list(pairs),
+            "marks": {},
+            "notes": {},
+            "apart": [],
+            "selection": {},
+            "runs": runs,
+        }
 
     def make(self) -> "Benchmark":
         for domain in self.domains:

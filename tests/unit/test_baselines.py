@@ -333,7 +333,7 @@ def spotted(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, list[np.ndar
 
 def taught(pictures: np.ndarray, labels: np.ndarray, masks: list[np.ndarray | None]) -> Supervised:
     detector = Supervised(Supervised.Params(), 0)
-    detector.valid = Labelled(pictures, labels, masks)
+    detector.labelled = Labelled(pictures, labels, masks.__getitem__)
     detector.fit(NOTHING)
     return detector
 
@@ -376,7 +376,7 @@ def test_one_class_teaches_nothing(label: int, found: str) -> None:
 
 
 def test_a_supervised_row_is_marked() -> None:
-    assert Supervised.supervised
+    assert Supervised.labels(Supervised.Params()) == "valid"
     assert Supervised.mark(Supervised.Params()) == "not comparable: trained on the labelled valid images"
 
 

@@ -77,6 +77,19 @@ def test_the_threshold_loop_is_the_definition_that_others_publish(
     assert performance.ours(codes, masks)["AUPRO"] == pytest.approx(0.7665, abs=1e-3)
 
 
+def test_both_training_loops_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few small images; `epochs` leaves the first, in which caches fill, out."""
+    training = script("training")
+    for key, value in {"SIZE": 56, "INPUT": 32, "IMAGES": 40, "EPOCHS": 8, "BATCH": 8}.items():
+        monkeypatch.setattr(training, key, value)
+    ours, plain = training.ours(), training.plain()
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=0.1)
+    assert ours["epoch"] > 0
+    assert plain["epoch"] > 0
+    assert training.epochs([0, 50, 51, 53, 54, 57]) == 1.5
+    assert training.flat(16)["extra"] >= 0
+
+
 def test_memory_counts_what_a_call_frees_again() -> None:
     """In a process of its own, as the scripts measure: in this one whatever else lives here moves as well."""
     code = """

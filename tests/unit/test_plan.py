@@ -245,6 +245,19 @@ def test_random_weights_need_no_file_and_mark_the_row(config: dict[str, Any]) ->
     assert given["apart"] == ["patchcore"]
 
 
+def test_the_table_is_told_which_epoch_is_kept(config: dict[str, Any]) -> None:
+    """A choice by test labels is no result: it wins no column and is ranked with no other."""
+    blocks = {
+        f"ae-{key}": {"implementation": "autoencoder", "selection": key} for key in ("fixed", "valid", "test_oracle")
+    }
+    config["methods"] |= blocks
+    config["run"]["systems"] = ["random", *blocks]
+    given = json.loads(Plan(config).table_params())
+    assert given["selection"] == {"ae-fixed": "last", "ae-valid": "best on valid", "ae-test_oracle": "best on test"}
+    assert given["apart"] == [*given["marks"]] == ["ae-test_oracle"]
+    assert "no result" in given["marks"]["ae-test_oracle"]
+
+
 def test_a_row_that_reads_facts_runs_where_they_are_known(config: dict[str, Any]) -> None:
     config["methods"] |= {"slice": {"implementation": "metadata.slice"}, "view": {"implementation": "metadata.view"}}
     config["domains"]["chest_xray"] = {"source": "embedded"}

@@ -458,6 +458,22 @@ def test_a_row_that_is_no_comparison_wins_nothing_and_is_ranked_with_nobody(copi
         assert reasons == dict.fromkeys(apart, "smoke: random weights")
 
 
+def test_the_epoch_that_is_kept_is_a_column_where_a_system_has_one(copied: Any) -> None:
+    """Without any such system there is no column: the tables of the other tests have none."""
+    plan = copied.plan
+    plan["selection"] = {"random": "best on valid"}
+    table.build(plan, copied.prepared, copied.scores, copied.runs, copied.models, copied.results)
+    found = rows(copied.results / "scores.csv")
+    assert {(row["system"], row["selection"]) for row in found} >= {("random", "best on valid"), ("label", "")}
+    text = (copied.results / "table.md").read_text()
+    assert text.count("| system | epoch kept | seeds |") == text.count("| random | best on valid | ") == 2
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) <= 2, "rows as long as their heads"
+    tex = (copied.results / "table.tex").read_text()
+    assert "random & best on valid & " in tex
+    assert "label &  & " in tex
+
+
 def test_a_row_that_does_not_apply_everywhere_takes_no_domain_from_the_ranks_of_the_others(copied: Any) -> None:
     plan = copied.plan
     plan["systems"].append("view")

@@ -31,11 +31,12 @@ rule fit:
         device=lambda w, output: plan.params.run.device,
         data="data/prepared/{domain}",
         out="models/{domain}/{system}/{seed}",
+        checkpoint="work/fit/{domain}/{system}/{seed}.pt",
     message:
         "fit {wildcards.system} on {wildcards.domain}, seed {wildcards.seed}"
     shell:
         "anomed fit {wildcards.system:q} --params {params.block:q} --seed {wildcards.seed} --data {params.data:q}"
-        " --out {params.out:q} --device {params.device} > {log:q} 2>&1"
+        " --out {params.out:q} --device {params.device} --checkpoint {params.checkpoint:q} > {log:q} 2>&1"
 
 
 rule predict:

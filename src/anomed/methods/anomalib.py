@@ -18,7 +18,7 @@ from anomed import (
     plugins,
 )
 from anomed.anomalib_models import MODELS, Model
-from anomed.detect import Detector
+from anomed.detect import SELECTION, Detector
 from anomed.settings import Settings
 
 LEFT_OUT = {f"anomalib.{name}": reason for name, reason in anomalib_models.LEFT_OUT.items()}
@@ -123,6 +123,11 @@ def _method(name: str, known: Model) -> type[Detector]:
         def mark(cls, params: Any) -> str:
             """Random weights are no result, except for a model that is trained from scratch anyway."""
             return "" if known.reads is anomalib_models.nothing else backbones.smoke(params.weights)
+
+        @classmethod
+        def selection(cls, params: Any) -> str:
+            """The adapter keeps the last epoch of what trains by epochs."""
+            return SELECTION["fixed"] if known.epochs else ""
 
         def fit(self, images: np.ndarray) -> None:
             """Train on the normal images. Raises AnomedError with the library's reason where it cannot."""

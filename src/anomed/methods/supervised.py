@@ -47,7 +47,6 @@ class Supervised(Detector):
     deterministic = True
     gpu = True
     memory_mb = 4000
-    supervised = True
 
     class Params(Settings):
         """backbone, layers: network and its stages; the first layer sets the patch grid. l2: weight of the penalty on
@@ -75,16 +74,21 @@ class Supervised(Detector):
         marks = ["not comparable: trained on the labelled valid images", backbones.smoke(params.weights)]
         return "; ".join(filter(None, marks))
 
+    @classmethod
+    def labels(cls, params: Params) -> str:
+        """See Detector.labels."""
+        return "valid"
+
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
         return backbones.frozen(self.params, self.device)
 
     def fit(self, images: np.ndarray) -> None:
-        """Fit both heads on `self.valid`; `images` (train) are left alone. Holds the patch features of the valid images
+        """Fit both heads on `self.labelled`; `images` (train) are left alone. Holds the patch features of the valid images
         with pixel truth: 4 x D bytes a patch. Raises AnomedError when all valid images have one label."""
         import torch
 
-        valid, size = self.valid, self.params.batch_size
+        valid, size = self.labelled, self.params.batch_size
         found = {"normal": int((valid.labels == 0).sum()), "abnormal": int((valid.labels == 1).sum())}
         if not all(found.values()):
             raise AnomedError(
@@ -95,7 +99,8 @@ class Supervised(Detector):
         for start in console.track(range(0, len(valid.images), size), "supervised: features"):
             batch = self._patches(valid.images[start : start + size]).cpu()
             pooled.append(batch.amax((1, 2)))
-            for mask, cells in zip(valid.masks[start : start + size], batch, strict=True):
+            for index, cells in enumerate(batch, start):
+                mask = valid.mask(index)
                 if mask is not None:
                     marked.append(cells.flatten(0, 1))
                     shares.append(lesion_share(mask, *cells.shape[:2]).flatten())

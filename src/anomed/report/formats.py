@@ -23,11 +23,12 @@ def markdown(blocks: list[Block], cards: dict[str, Any]) -> str:
         lines += ["", f"### {block.title()}"]
         notes, columns = block.notes(), block.columns()
         if columns:
-            header = ["system", "seeds", *(_md(block.header(metric)) for metric in columns)]
-            lines += ["", _md_row(header), _md_row([":--", "--:", *["--:"] * len(columns)])]
+            kept = ["epoch kept"] * bool(block.selection)
+            header = ["system", *kept, "seeds", *(_md(block.header(metric)) for metric in columns)]
+            lines += ["", _md_row(header), _md_row([*[":--"] * (1 + len(kept)), "--:", *["--:"] * len(columns)])]
             for system, seeds in block.seeds.items():
                 cells = (_cell(block, system, metric, _md, "**{}**") for metric in columns)
-                lines.append(_md_row([_md(block.name(system)), str(len(seeds)), *cells]))
+                lines.append(_md_row([_md(block.name(system)), *block.kept(system), str(len(seeds)), *cells]))
         for text in block.below():
             lines += ["", f"{_md(text)}."]
         if notes:
@@ -50,11 +51,13 @@ def latex(blocks: list[Block], cards: dict[str, Any]) -> str:
         title = f"{block.domain}, {block.title().lower()}"
         lines += ["", f"% {title}: {' '.join(summary.provenance(card).split())}"]
         if columns:
-            header = [_tex(title), *(_tex(block.header(metric)) for metric in columns)]
-            lines += [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", _tex_row(header), "\\midrule"]
+            kept = ["epoch kept"] * bool(block.selection)
+            header = [_tex(title), *kept, *(_tex(block.header(metric)) for metric in columns)]
+            form = "l" * (1 + len(kept)) + "r" * len(columns)
+            lines += [f"\\begin{{tabular}}{{{form}}}", "\\toprule", _tex_row(header), "\\midrule"]
             for system in block.seeds:
                 cells = (_cell(block, system, metric, _tex, "\\textbf{{{}}}") for metric in columns)
-                lines.append(_tex_row([_tex(block.name(system)), *cells]))
+                lines.append(_tex_row([_tex(block.name(system)), *block.kept(system), *cells]))
             lines += ["\\bottomrule", "\\end{tabular}", ""]
         lines += [f"{{\\footnotesize {_tex(title)}. Data: {_tex(summary.provenance(card))}."]
         lines += [f"{_tex(text)}." for text in summary.problems(card) + block.below()]

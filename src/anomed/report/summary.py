@@ -21,7 +21,7 @@ from anomed.settings import Settings
 FACTS = ("definition_id", "label", "level", "unit", "direction", "definition", "source", "version")
 COLUMNS = (
     "domain", "system", "seed", "metric", "value", "reason", "low", "high", "interval_reason", "n", "counts", *FACTS,
-    "bootstrap", "data", "mark", "manifest_hash", "parameter_hash",
+    "bootstrap", "data", "mark", "selection", "manifest_hash", "parameter_hash",
 )  # fmt: skip
 LABELS = ("normal", "abnormal")
 FEW = 20  # subjects below which tables warn that intervals cover too seldom
@@ -78,7 +78,7 @@ class Block:
     what the values were counted on, one text unless systems differ. cells: by (system, metric). against_best: per
     metric the Holm-corrected p value of each system against the best one, None where no test was possible. marks: what
     readers must know of a system, where there is something; models: and of the domain's models. apart: systems whose
-    values are no comparison.
+    values are no comparison. selection: which epoch of its training a system keeps, where one is kept.
     """
 
     domain: str
@@ -88,6 +88,7 @@ class Block:
     marks: dict[str, str]
     models: str
     apart: list[str]
+    selection: dict[str, str]
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     counted: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
@@ -96,6 +97,10 @@ class Block:
     def name(self, system: str) -> str:
         """The system as a row is headed: with a dagger where a sentence under the table tells more."""
         return f"{system} {DAGGER}" if system in self.marks else system
+
+    def kept(self, system: str) -> list[str]:
+        """The cell of the column that tells which epoch is kept; none where no system of the table keeps one."""
+        return [self.selection.get(system, "")] if self.selection else []
 
     def title(self) -> str:
         """What is counted."""
@@ -175,7 +180,7 @@ class Pair(Settings):
 class Planned(Settings):
     """What `--plan` holds (plan.py makes it): domains and systems in the order of `run:`; by domain and system what
     runs; what readers must know of a system (marks) or of the models of a domain (notes), where there is something; and
-    the systems that are ranked with no other (apart).
+    the systems that are ranked with no other (apart); which epoch of a training a system keeps (selection).
     """
 
     domains: list[str] = Field(min_length=1)
@@ -183,6 +188,7 @@ class Planned(Settings):
     marks: dict[str, str]
     notes: dict[str, str]
     apart: list[str]
+    selection: dict[str, str]
     runs: dict[str, dict[str, Pair]]
 
     @model_validator(mode="after")
@@ -228,7 +234,8 @@ def summarise(plan: dict[str, Any], rows: Iterable[dict[str, Any]], statistics: 
         first = next(row for group in systems.values() for row in group if row["seed"] is not None)
         seeds = {system: pair["seeds"] for system, pair in plan["runs"][domain].items()}
         models = plan["notes"].get(domain, "")
-        new = Block(domain, first["level"], seeds, first["bootstrap"], plan["marks"], models, plan["apart"])
+        told = plan["marks"], models, plan["apart"], plan["selection"]
+        new = Block(domain, first["level"], seeds, first["bootstrap"], *told)
         block = blocks.setdefault((domain, first["level"]), new)
         block.metrics[metric] = {key: first[key] for key in FACTS}
         block.against_best[metric] = found["against_best"]

@@ -92,7 +92,8 @@ def listed(plan: dict[str, Any], files: Files, cards: dict[str, Any]) -> Iterato
     for domain, pairs in plan["runs"].items():
         data = summary.provenance(cards[domain])
         for system, pair in pairs.items():
-            shared = {"domain": domain, "system": system, "data": data, "mark": plan["marks"].get(system, "")}
+            shared = {"domain": domain, "system": system, "data": data}
+            shared |= {"mark": plan["marks"].get(system, ""), "selection": plan["selection"].get(system, "")}
             for seed in pair["seeds"]:
                 file = files[domain, system, seed]
                 found = {record.metric: record.model_dump() for record in file.records}
