@@ -25,11 +25,11 @@ table: setup
 	snakemake --cores $(CORES) --quiet host
 	@echo "Table: results/table.md   page: results/report.html"
 
-test: setup
-	pytest
+test test-full: setup
+	pytest $(FULL) --numprocesses 2 --dist loadfile tests/unit tests/contract tests/reference
+	pytest $(FULL) tests/workflow
 
-test-full: setup
-	pytest --full
+test-full: FULL := --full
 
 lint: setup
 	ruff check .

@@ -11,9 +11,10 @@ from anomalib_rows import SMALL
 from pydantic import ValidationError
 from safetensors.numpy import load, save
 
-from anomed import plugins
+from anomed import plugins, training
 from anomed.detect import Detector, Labelled
 from anomed.errors import AnomedError
+from anomed.progress import Progress
 from anomed.weights import FETCHED
 
 METHODS: dict[str, Any] = plugins.discover("methods")  # classes of Detector
@@ -27,7 +28,43 @@ each_method = pytest.mark.parametrize(
 # Native methods that train by epochs, and what makes a training short.
 BRIEF: dict[str, dict[str, Any]] = {
     "autoencoder": {"channels": [8, 4], "epochs": 1, "batch_size": 4},
+    "cutpaste": {"max_steps": 3, "frozen_steps": 1, "batch_size": 4, "head": [16]},
+    "deep_svdd": {"pretrain_epochs": 1, "epochs": 1, "batch_size": 4},
+    "f_anogan": {
+        "image_size": 32,
+        "width": 4,
+        "latent_size": 8,
+        "n_critic": 2,
+        "epochs": 2,
+        "encoder_epochs": 1,
+        "batch_size": 4,
+    },
+    "mkd": {"epochs": 1, "batch_size": 4, "layers": ["blocks.1", "blocks.2"], "width": 4},
+    "simplenet": {"epochs": 1, "batch_size": 4, "hidden": 16},
+    "ddpm": {
+        "channels": [4, 8],
+        "residual_blocks": 1,
+        "attention": 1,
+        "image_size": 32,
+        "timesteps": 40,
+        "start": 4,
+        "epochs": 1,
+        "batch_size": 4,
+    },
+    "vae": {"channels": [8, 8], "latent_size": 8, "epochs": 1, "batch_size": 4},
+    "utrad": {
+        "epochs": 1,
+        "batch_size": 4,
+        "patches": [2, 4],
+        "width": 16,
+        "heads": 2,
+        "feedforward": 16,
+        "depth": 1,
+    },
 }
+TRAINED = [
+    name for name in METHODS if not name.startswith("anomalib.") and issubclass(METHODS[name].Params, training.Params)
+]
 each_kind = pytest.mark.parametrize("channels", [1, 3])
 
 
@@ -71,9 +108,10 @@ def told(images: np.ndarray) -> dict[str, np.ndarray]:
     return {"slice": np.round(means), "view": np.where(means > np.float64(60), "AP", "PA")}
 
 
-def trained(name: str, images: np.ndarray, seed: int = 0) -> Detector:
+def trained(name: str, images: np.ndarray, seed: int = 0, progress: Progress | None = None) -> Detector:
     """The method fitted on `images`, with all that it may ask for."""
     detector = created(name, seed)
+    detector.progress = progress
     detector.facts = told(images)
     kind = 1 if images.ndim == 3 else 3
     labels = np.arange(8) % 2
@@ -231,3 +269,39 @@ def test_images_are_left_as_they_are_and_nothing_is_written(
     run(trained(name, images), images)
     assert np.array_equal(images, before)
     assert list(tmp_path.iterdir()) == []
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+class Watched(Progress):
+    """Saves after every batch; is killed after so many."""
+
+    left = -1
+
+    def save(self, state: Any) -> None:
+        super().save(state)
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_killed_training_goes_on_to_the_same_bytes(name: str, tmp_path: Path) -> None:
+    """Killed after its first batch, and then before its last."""
+    images, whole = pictures(TRAIN, 1, seed=1), Watched(tmp_path / "whole.pt", "key", every=0)
+    state = stored(trained(name, images, progress=whole))
+    assert state == fitted(name, 1).state, "saving changes nothing"
+    steps = -whole.left - 1
+    path = tmp_path / "killed.pt"
+    for left in dict.fromkeys([1, steps - 2]):
+        if left > 0:
+            progress = Watched(path, "key", every=0)
+            progress.left = left
+            with pytest.raises(Killed):
+                trained(name, images, progress=progress)
+    last = Watched(path, "key", every=0)
+    assert stored(trained(name, images, progress=last)) == state
+    assert last.rows == whole.rows
+    assert last.facts["resumed"] >= 1

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from paths import ROOT
 
-from anomed import plugins
+from anomed import plugins, training
 
 OWN = {name: cls for name, cls in plugins.discover("methods").items() if not name.startswith("anomalib.")}
 ROWS = {
@@ -25,6 +25,9 @@ def test_every_method_has_a_row_and_every_row_a_method() -> None:
 def test_keys_and_defaults_are_those_of_the_class(name: str) -> None:
     written = dict(re.findall(r"`(\w+)(?:: ([^`]*))?`", ROWS[name]))
     defaults = OWN[name].Params().model_dump()
+    if issubclass(OWN[name].Params, training.Params):  # docs/training.md lists these; a row names other defaults
+        shared = training.Params().model_dump()
+        defaults = {key: value for key, value in defaults.items() if shared.get(key, "") != value or key in written}
     assert written.keys() == defaults.keys()
     for key, text in written.items():
         if text:

@@ -17,6 +17,7 @@ import pytest
 import tiny_domain
 import torch
 from learnable import tissue
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from anomed import detect, training
@@ -285,8 +286,8 @@ def test_another_checkpoint_is_named_and_not_used(
     assert content(again) == content(undisturbed)
 
 
-PARAMETERS = {
-    "method": {"implementation": "autoencoder", "channels": [8, 4], "epochs": 40, "batch_size": 2},
+PARAMETERS: dict[str, Any] = {
+    "method": {"implementation": "deep_svdd", "pretrain_epochs": 60, "epochs": 40, "batch_size": 2},
     "files": {},
 }
 
@@ -295,20 +296,20 @@ def test_a_fit_that_is_killed_goes_on_to_the_same_files(tmp_path: Path) -> None:
     """With kill -9, as a cluster or the kernel does it, in the command that a user runs."""
     tiny_domain.domain(tmp_path / "data", {("train", 0): 9, ("valid", 0): 2, ("test", 0): 3, ("test", 1): 3})
     command = [
-        sys.executable, "-m", "anomed.cli", "fit", "ae", "--params", detect.records.canonical(PARAMETERS), "--seed", "3",
+        sys.executable, "-m", "anomed.cli", "fit", "svdd", "--params", detect.records.canonical(PARAMETERS), "--seed", "3",
         "--data", str(tmp_path / "data"), "--out", str(tmp_path / "model"), "--device", "cpu",
-        "--checkpoint", str(tmp_path / "work/ae.pt"), "--checkpoint-seconds", "0",
+        "--checkpoint", str(tmp_path / "work/svdd.pt"), "--checkpoint-seconds", "0.3",
     ]  # fmt: skip
     job = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     stop = time.monotonic() + 120
-    while not (tmp_path / "work/ae.pt").exists() and time.monotonic() < stop:
+    while not (tmp_path / "work/svdd.pt").exists() and time.monotonic() < stop:
         time.sleep(0.01)
     os.kill(job.pid, signal.SIGKILL)
     job.wait()
-    assert (tmp_path / "work/ae.pt").exists()
+    assert (tmp_path / "work/svdd.pt").exists()
     assert not (tmp_path / "model").exists()
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    detect.fit("ae", PARAMETERS, 3, tmp_path / "data", tmp_path / "whole", "cpu")
+    detect.fit("svdd", PARAMETERS, 3, tmp_path / "data", tmp_path / "whole", "cpu")
     for name in (detect.STATE, detect.HISTORY):
         assert (tmp_path / "model" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     card = detect.records.read_card(tmp_path / "model/run.json")
@@ -316,8 +317,10 @@ def test_a_fit_that_is_killed_goes_on_to_the_same_files(tmp_path: Path) -> None:
     assert "resumed" not in detect.records.read_card(tmp_path / "whole/run.json")["training"]
     assert not list((tmp_path / "work").iterdir()), "a checkpoint is removed when the model is written"
     history = pd.read_csv(tmp_path / "model" / detect.HISTORY)
-    assert history.epoch.tolist() == list(range(1, 41))
-    assert history.reconstruction.iloc[-1] < history.reconstruction.iloc[0]
+    assert history.phase.tolist() == ["autoencoder"] * 60 + ["sphere"] * 40
+    assert history.epoch.tolist() == [*range(1, 61), *range(1, 41)]
+    losses = history.reconstruction.dropna()
+    assert losses.iloc[-1] < losses.iloc[0]
 
 
 # Choice among epochs ------------------------------------------------------------------------------------------------
@@ -334,16 +337,22 @@ def test_the_best_epoch_of_the_last_phase_is_kept(selection: str, monkeypatch: p
     toy, kept = choosing(selection, [0, 1, 0, 1]), []
     values = iter([0.75, 0.5])
 
-    def rated(labels: Any, scores: Any) -> float:
+    def rated(scores: Any, labels: Any) -> float:
         kept.append(content(toy))
         return next(values)
 
-    monkeypatch.setattr("sklearn.metrics.roc_auc_score", rated)
+    monkeypatch.setattr(training, "auroc", rated)
     toy.fit()
     assert [row.get("selection_auroc") for row in toy.progress.rows] == [None] * 3 + [0.75, 0.5]
     assert content(toy) == kept[0]
     assert kept[0] != kept[1]
     assert toy.finished == 3, "before each look and at the end"
+
+
+def test_auroc_is_that_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    scores, labels = rng.integers(0, 9, 40).astype(float), rng.integers(0, 2, 40)
+    assert training.auroc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 
 def test_looks_are_at_most_twenty_and_end_with_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +409,7 @@ def test_fit_shows_the_labelled_images_of_the_split(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(training, "run", watched)
     for selection in ("fixed", "valid", "test_oracle"):
         block = {**PARAMETERS["method"], "selection": selection}
-        detect.fit("ae", {**PARAMETERS, "method": block}, 0, tmp_path / "data", tmp_path / selection, "cpu")
+        detect.fit("svdd", {**PARAMETERS, "method": block}, 0, tmp_path / "data", tmp_path / selection, "cpu")
     assert seen["fixed"] is None
     for selection, split in (("valid", "valid"), ("test_oracle", "test")):
         table = prepared.table[prepared.table.split == split]

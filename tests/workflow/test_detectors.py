@@ -29,8 +29,25 @@ ROWS: dict[str, dict[str, Any]] = {
     "supersimplenet": {"backbone": "resnet18", **SHORT},
     "dinomaly": {"encoder_name": "vit_small_patch14_dinov2", "image_size": 112, **SHORT, "max_steps": 2},
     "anomalydino": {"image_size": 112, **RANDOM},
+    "f_anogan": {"width": 4, "image_size": 32, "epochs": 1, "encoder_epochs": 1, "batch_size": 4},
+    "utrad": {"patches": [4, 2], "width": 32, "depth": 1, "epochs": 1, "batch_size": 4},
+    "deep_svdd": {"pretrain_epochs": 1, "epochs": 2, "batch_size": 4},
+    "cutpaste": {"image_size": 64, "frozen_steps": 1, "max_steps": 2, "batch_size": 4},
+    "simplenet": {"epochs": 1, "batch_size": 4},
+    "mkd": {"epochs": 1, "batch_size": 4},
+    "autoencoder": {"epochs": 1, "batch_size": 4},
+    "vae": {"epochs": 1, "batch_size": 4},
+    "ddpm": {"image_size": 32, "channels": [8, 16], "timesteps": 25, "start": 2, "epochs": 1, "batch_size": 4},
+    "deep_svdd-valid": {"implementation": "deep_svdd", "selection": "valid"},
+    "deep_svdd-oracle": {"implementation": "deep_svdd", "selection": "test_oracle"},
 }
-QUICK = ["slice", "gradient", "knn", "supervised", "padim", "stfpm"]
+for name in ("deep_svdd-valid", "deep_svdd-oracle"):
+    ROWS[name] |= ROWS["deep_svdd"]
+QUICK = ["slice", "gradient", "knn", "supervised", "padim", "stfpm", "deep_svdd", "deep_svdd-valid", "deep_svdd-oracle"]
+PAPER = [
+    "f_anogan", "ganomaly", "draem", "utrad", "deep_svdd", "cutpaste", "simplenet", "mkd", "rd4ad", "stfpm", "padim",
+    "patchcore", "cfa", "cflow", "cs_flow",
+]  # fmt: skip
 
 
 def run(folder: Path, lay_out: Callable[..., Path], sets: dict[str, str], systems: list[str]) -> Project:
@@ -39,7 +56,7 @@ def run(folder: Path, lay_out: Callable[..., Path], sets: dict[str, str], system
     shutil.copytree(lay_out(*sets.values()) / "bmad", raw)
     made = Project(folder / "project")
     blocks = read(ROOT / "params.yaml")["methods"]
-    methods = {name: {**(blocks[name] or {}), **ROWS.get(name, {})} for name in systems}
+    methods = {name: {**(blocks.get(name) or {}), **ROWS.get(name, {})} for name in systems}
     domains = {name: {"source": "bmad", "root": str(raw), "size": 64} for name in sets}
     listed = {"domains": list(sets), "systems": systems, "seeds": [0]}
     made.edit(lambda params: params.update(run=listed, domains=domains, methods=methods))
@@ -54,6 +71,7 @@ def check(made: Project, systems: list[str]) -> None:
     with (made.folder / "results/scores.csv").open(newline="") as file:
         records = list(csv.DictReader(file))
     marks = {record["system"]: record["mark"] for record in records}
+    kept = {record["system"]: record["selection"] for record in records}
     params = read(made.folder / "params.yaml")
     for system in systems:
         block = params["methods"][system]
@@ -63,6 +81,9 @@ def check(made: Project, systems: list[str]) -> None:
         assert ("pixel_aupro" in values) == method.localises, system
         smoke = block.get("weights") == "random" and system not in ("draem", "ganomaly")
         assert ("smoke: random weights" in marks[system]) == smoke, system
+        assert kept[system] == method.selection(
+            method.Params(**{k: v for k, v in block.items() if k != "implementation"})
+        )
     assert marks["supervised"].startswith("not comparable")
     statistics = json.loads((made.folder / "results/statistics.json").read_text())
     apart = {system for system in systems if marks[system]}
@@ -75,6 +96,14 @@ def check(made: Project, systems: list[str]) -> None:
 def test_rows_of_every_kind_reach_the_table(tmp_path: Path, lay_out: Callable[..., Path]) -> None:
     made = run(tmp_path, lay_out, {"liver_ct": "liver"}, QUICK)
     check(made, QUICK)
+    text = (made.folder / "results/table.md").read_text()
+    for row in ("| deep_svdd | last |", "| deep_svdd-valid | best on valid |", "| deep_svdd-oracle † | best on test |"):
+        assert row in text
+    history = {name: made.folder / f"models/liver_ct/{name}/0/history.csv" for name in QUICK}
+    assert [name for name in QUICK if history[name].exists()] == ["deep_svdd", "deep_svdd-valid", "deep_svdd-oracle"]
+    assert "selection_auroc" in history["deep_svdd-valid"].read_text()
+    assert "selection_auroc" not in history["deep_svdd"].read_text()
+    assert not list((made.folder / "work/fit").glob("**/*.pt"))
     assert not {path.name for path in made.folder.iterdir()} & {
         "lightning_logs",
         "datasets",
@@ -87,7 +116,9 @@ def test_rows_of_every_kind_reach_the_table(tmp_path: Path, lay_out: Callable[..
 
 @pytest.mark.full
 def test_every_row_of_the_shipped_blocks_reaches_the_table(tmp_path: Path, lay_out: Callable[..., Path]) -> None:
-    systems = [name for name in read(ROOT / "params.yaml")["methods"] if name != "view"]  # these films have none
+    shipped = read(ROOT / "params.yaml")["methods"]
+    systems = [name for name in shipped if name != "view"]  # these films have none
+    assert set(PAPER) <= set(systems)
     check(run(tmp_path, lay_out, {"brain_mri": "brain", "liver_ct": "liver"}, systems), systems)
 
 
@@ -101,8 +132,9 @@ def test_the_paper_is_planned_and_stops_before_its_first_job(tmp_path: Path) -> 
     assert "`anomed fetch brain_mri`" in text
     (project.folder / "data/raw/bmad").mkdir(parents=True)
     planned = project.snakemake("-n", "--quiet", "rules", *paper)
+    assert read(ROOT / "params/paper.yaml")["run"]["systems"] == PAPER
     counts = {line.split()[0]: line.split()[1] for line in planned.splitlines() if len(line.split()) == 2}
-    assert {counts[rule] for rule in ("fit", "predict", "score")} == {str(9 * 6 * 5)}
+    assert {counts[rule] for rule in ("fit", "predict", "score")} == {str(15 * 6 * 5)}
     assert "`anomed fetch weights`" in planned
     stopped = project.snakemake(*paper, fails=True)
     assert "Nothing was started: the warnings above say what is missing." in stopped

@@ -84,8 +84,8 @@ class Supervised(Detector):
         return backbones.frozen(self.params, self.device)
 
     def fit(self, images: np.ndarray) -> None:
-        """Fit both heads on `self.labelled`; `images` (train) are left alone. Holds the patch features of the valid images
-        with pixel truth: 4 x D bytes a patch. Raises AnomedError when all valid images have one label."""
+        """Fit both heads on `self.labelled`; `images` (train) are left alone. Holds the patch features of the valid
+        images with pixel truth: 4 x D bytes a patch. Raises AnomedError when all valid images have one label."""
         import torch
 
         valid, size = self.labelled, self.params.batch_size
