@@ -33,3 +33,12 @@ def test_keys_and_defaults_are_those_of_the_class(name: str) -> None:
         if text:
             assert yaml.safe_load(text) == defaults[key]
     assert {key for key, text in written.items() if not text} <= {"backbone"}
+
+
+def test_common_keys_of_trained_rows_and_their_defaults_are_told() -> None:
+    text = (ROOT / "docs/detectors.md").read_text()
+    paragraph = next(part for part in text.split("\n\n") if "further keys in common" in part)
+    written = {key: yaml.safe_load(value) for key, value in re.findall(r"`(\w+): ([^`]*)`", paragraph)}
+    assert written == training.Params().model_dump()
+    table = (ROOT / "docs/training.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", table.split("## The same")[0], re.MULTILINE) == [*written]

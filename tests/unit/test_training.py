@@ -287,7 +287,7 @@ def test_another_checkpoint_is_named_and_not_used(
 
 
 PARAMETERS: dict[str, Any] = {
-    "method": {"implementation": "deep_svdd", "pretrain_epochs": 60, "epochs": 40, "batch_size": 2},
+    "method": {"implementation": "deep_svdd", "pretrain_epochs": 12, "epochs": 8, "batch_size": 2},
     "files": {},
 }
 
@@ -317,8 +317,8 @@ def test_a_fit_that_is_killed_goes_on_to_the_same_files(tmp_path: Path) -> None:
     assert "resumed" not in detect.records.read_card(tmp_path / "whole/run.json")["training"]
     assert not list((tmp_path / "work").iterdir()), "a checkpoint is removed when the model is written"
     history = pd.read_csv(tmp_path / "model" / detect.HISTORY)
-    assert history.phase.tolist() == ["autoencoder"] * 60 + ["sphere"] * 40
-    assert history.epoch.tolist() == [*range(1, 61), *range(1, 41)]
+    assert history.phase.tolist() == ["autoencoder"] * 12 + ["sphere"] * 8
+    assert history.epoch.tolist() == [*range(1, 13), *range(1, 9)]
     losses = history.reconstruction.dropna()
     assert losses.iloc[-1] < losses.iloc[0]
 
