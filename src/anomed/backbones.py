@@ -75,8 +75,17 @@ class Backbone:
         self._check_layers(layers)
         self._check_size(tuple(values.shape[-2:]))
         count = len(values) if count is None else count
+        side = " x ".join(map(str, values.shape[-2:]))
         values = (values - self.mean) / self.std
-        found = self._tokens(values, layers) if self.blocks else self._outputs(values, layers, count)
+        try:
+            found = self._tokens(values, layers) if self.blocks else self._outputs(values, layers, count)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # out of memory
+                raise
+            raise AnomedError(
+                f"backbone {self.name}: found images of {side} pixels, which its layers {list(layers)} do not take "
+                f"({_reason(error)}); enlarge `size` of the domain or image_size of the row, or name earlier layers"
+            ) from None
         return [found[layer][:count] for layer in layers]
 
     def _outputs(self, values: "torch.Tensor", layers: Sequence[str], count: int) -> "dict[str, torch.Tensor]":
@@ -133,14 +142,17 @@ class Backbone:
         found, fixed = " x ".join(map(str, size)), getattr(embedding, "img_size", None)
         if getattr(embedding, "strict_img_size", False) and fixed and tuple(fixed) != tuple(size):
             wanted = " x ".join(map(str, fixed))
-            raise AnomedError(f"backbone {self.name}: found images of {found} pixels, expected {wanted}; set `size`")
+            raise AnomedError(
+                f"backbone {self.name}: found images of {found} pixels, expected {wanted}; set `size` of the domain, "
+                "or image_size of a row that has it"
+            )
         patch = getattr(embedding, "patch_size", 1)
         patch = patch[0] if isinstance(patch, tuple) else patch
         if any(length % patch for length in size) and not getattr(embedding, "dynamic_img_pad", False):
             near = max(1, round(size[0] / patch)) * patch
             raise AnomedError(
                 f"backbone {self.name}: found images of {found} pixels, expected multiples of its patches' {patch}; "
-                f"set `size` of the domain to {near}"
+                f"set `size` of the domain, or image_size of a row that has it, to {near}"
             )
 
 
@@ -179,11 +191,6 @@ def frozen(params: Any, device: str, seed: int = 0) -> Backbone:
     """The backbone of a method, by the keys `backbone`, `weights` and `torch_threads` of its parameters; see `load`."""
     configure(params.torch_threads)
     return load(params.backbone, device, params.weights, seed)
-
-
-def smoke(weights: str) -> str:
-    """The mark of a row by its key `weights`; empty for pretrained ones."""
-    return "smoke: random weights" if weights == "random" else ""
 
 
 def known(name: str) -> str:

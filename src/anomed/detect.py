@@ -1,5 +1,7 @@
 """What a detection method is, and the fit command."""
 
+import contextlib
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,9 @@ from anomed.settings import Settings, check
 
 STATE = "state.safetensors"
 HISTORY = "history.csv"
+LIBRARIES = ("monai", "numpy", "pillow", "timm", "torch", "torchvision")  # that the bytes of a training depend on
+SMOKE = "smoke: random weights"
+ORACLE = "epoch chosen on test labels: no result, it shows what such a choice gains"
 SELECTION = {"fixed": "last", "valid": "best on valid", "test_oracle": "best on test"}
 
 
@@ -69,7 +74,9 @@ class Detector:
     @classmethod
     def mark(cls, params: Any) -> str:
         """What readers of the table must know of such a row; empty for a detector trained as it should be."""
-        return ""
+        smoke = SMOKE if getattr(params, "weights", "") == "random" else ""
+        oracle = ORACLE if getattr(params, "selection", "") == "test_oracle" else ""
+        return "; ".join(filter(None, [smoke, oracle]))
 
     @classmethod
     def labels(cls, params: Any) -> str:
@@ -82,8 +89,8 @@ class Detector:
         return SELECTION.get(getattr(params, "selection", ""), "")
 
     @classmethod
-    def needs_mb(cls, params: Any) -> int:
-        """Memory that a job of such a row asks of a scheduler."""
+    def needs_mb(cls, params: Any, size: int) -> int:
+        """Memory that a job of such a row asks of a scheduler, for images of side `size`."""
         return cls.memory_mb
 
     def fit(self, images: np.ndarray) -> None:
@@ -99,7 +106,7 @@ class Detector:
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Yield for consecutive batches of `images` (uint8, N x S x S (x 3)) a pair: scores, float (B,), higher is
         more anomalous, raw; and maps, float32 (B, h, w), or None when the method does not localise. An image must
-        score alone as in a batch."""
+        score alone as in a batch, up to rounding."""
         raise TypeError(f"{type(self).__name__} does not define score()")
 
 
@@ -132,7 +139,8 @@ def fit(
             detector.facts = facts(prepared, prepared.table.iloc[rows], detector.reads)
             if split := detector.labels(detector.params):
                 detector.labelled = _labelled(prepared, split)
-            detector.fit(prepared.images[: len(rows)] if every else prepared.images[rows])
+            with memory_advice():
+                detector.fit(prepared.images[: len(rows)] if every else prepared.images[rows])
             card.facts.update(train_images=len(rows), image_shape=list(prepared.images.shape[1:]))
         save_file({key: np.ascontiguousarray(array) for key, array in detector.state().items()}, partial / STATE)
         (partial / STATE).chmod(0o644)  # the library makes it readable by its owner alone
@@ -146,7 +154,8 @@ def fit(
 
 def _key(prepared: Prepared, parameters: dict[str, Any], seed: int, device: str) -> str:
     """What a checkpoint depends on."""
-    return records.digest([prepared.hash, parameters, seed, device, records.code_files()])
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return records.digest([prepared.hash, parameters, seed, device, records.code_files(), versions])
 
 
 def _train_rows(prepared: Prepared, system: str, parameters: dict[str, Any], seed: int) -> np.ndarray:
@@ -224,6 +233,20 @@ def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:
             )
     detector: Detector = method(settings, seed, _choose_device(device) if method.gpu else "cpu")
     return detector
+
+
+@contextlib.contextmanager
+def memory_advice() -> Iterator[None]:
+    """Raise AnomedError with advice where a GPU runs out of memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not be imported
+            raise
+        reason = str(error).split(". ")[0]
+        raise AnomedError(
+            f"{reason}: lower batch_size (another result: it joins the hash) or image_size, or set run.device: cpu"
+        ) from None
 
 
 def _choose_device(wanted: str) -> str:

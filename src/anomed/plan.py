@@ -346,8 +346,9 @@ class Plan:
         """GPUs that a job of the system asks for; follows from params, never from probing the submitting host."""
         return int(self.params.methods[system].gpu and self.params.run.device == "cuda")
 
-    def memory_mb(self, system: str) -> int:
-        return self.params.methods[system].needs_mb(self.params.settings[system])
+    def memory_mb(self, domain: str, system: str) -> int:
+        size = self.params.domains[domain].size
+        return self.params.methods[system].needs_mb(self.params.settings[system], size)
 
     def code(self, command: str, *, domain: str = "", system: str = "") -> list[str]:
         """Project files that the job imports: an edit of one re-runs it."""

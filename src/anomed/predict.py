@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from anomed import console, predictions, records
-from anomed.detect import STATE, card_of, create, facts
+from anomed.detect import STATE, card_of, create, facts, memory_advice
 from anomed.errors import AnomedError
 from anomed.manifest import Prepared
 
@@ -44,6 +44,7 @@ def predict(model: Path, data: Path, out: Path, device: str, train: Path | None 
         with card_of(prepared, fitted["system"], fitted["parameters"], fitted["seed"], detector) as card:
             images = prepared.images[rows.iloc[0] : rows.iloc[-1] + 1] if len(rows) else prepared.images[:0]
             batches = console.track(detector.score(images), f"predict {fitted['system']}")
-            maps = predictions.write(partial, prepared, batches, detector.localises)
+            with memory_advice():
+                maps = predictions.write(partial, prepared, batches, detector.localises)
             card.facts.update(maps=maps, model=fitted["files"][STATE])
         card.write(partial)

@@ -44,7 +44,7 @@ class Progress:
 
         try:
             content = torch.load(self.path, map_location="cpu", weights_only=True)
-            if content["key"] == [self.key, torch.__version__]:
+            if content["key"] == self.key:
                 self.rows, self.earlier = list(content["rows"]), content["seconds"]
                 state: dict[str, Any] = content["state"]
                 self.facts["resumed"] = state["resumed"] = int(state.get("resumed", 0)) + 1
@@ -66,7 +66,7 @@ class Progress:
         assert self.path is not None
         resumed = {"resumed": self.facts["resumed"]} if "resumed" in self.facts else {}
         content = {
-            "key": [self.key, str(torch.__version__)],
+            "key": self.key,
             "rows": self.rows,
             "seconds": self.seconds,
             "state": {**state, **resumed},

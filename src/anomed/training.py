@@ -3,8 +3,6 @@
 Light at import: torch loads when something is trained.
 """
 
-import contextlib
-import mmap
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from anomed import backbones
+from anomed import feed, nets
 from anomed.errors import AnomedError
 from anomed.progress import Progress
 from anomed.settings import Settings
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 CHECKS = 20  # times at most that labelled images choose among epochs, evenly spread
 LINES = 30.0  # seconds between lines of progress
-ORACLE = "epoch chosen on test labels: no result, it shows what such a choice gains"
 Losses = Iterator["tuple[str, torch.Tensor]"]
 
 
@@ -111,23 +108,28 @@ def run(
     import torch
 
     params, device = detector.params, detector.device
-    _configure(params, device)
+    nets.configure(params, device)
     progress = detector.progress = detector.progress or Progress()
+    progress.key += " mixed" if _mixed(params, device) else ""  # that depends on the GPU at hand
     labelled = _labelled(detector)
     saved = progress.load()
     position = _Position(**saved["position"]) if saved else _Position()
-    with _random(device):
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with nets.kept_random(device):
         for number, (name, make) in enumerate(phases.items()):
             if number < position.phase:
                 continue
             if number > position.phase:
                 position.phase, position.step = number, 0
             chooses = labelled if number == len(phases) - 1 else None
-            loop = _Loop(detector, images, name, _seeded((detector.seed, number), make), position, chooses, finish)
+            phase = nets.seeded(nets.entropy("phase", detector.seed, number), make)
+            loop = _Loop(detector, images, name, phase, position, chooses, finish)
             if saved:
                 loop.fill(saved)
                 saved = None
             loop.run()
+            _check_networks(name, detector)
         detector.networks.eval()
         if position.chosen:
             detector.networks.load_state_dict(position.chosen)
@@ -141,23 +143,22 @@ def run(
         progress.facts["peak_gpu_memory_mb"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
 
 
+@dataclass
 class _Loop:
     """One phase from where it stands to its end."""
 
-    def __init__(
-        self,
-        detector: Any,
-        images: np.ndarray,
-        name: str,
-        phase: Phase,
-        position: _Position,
-        labelled: Any,
-        finish: Callable[[], None],
-    ):
-        self.detector, self.images, self.name, self.phase, self.position = detector, images, name, phase, position
-        self.labelled, self.finish, self.progress = labelled, finish, detector.progress
-        params = detector.params
-        self.batches = batches_of(len(images), params.batch_size)
+    detector: Any
+    images: np.ndarray
+    name: str
+    phase: Phase
+    position: _Position
+    labelled: Any  # images that choose among epochs, or None
+    finish: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        params, phase = self.detector.params, self.phase
+        self.progress = self.detector.progress
+        self.batches = feed.batches_of(len(self.images), params.batch_size)
         epochs, limit = phase.epochs or params.epochs, phase.max_steps or params.max_steps
         self.steps = min(epochs * self.batches, limit or sys.maxsize)
         self.epochs = -(-self.steps // self.batches)
@@ -209,11 +210,11 @@ class _Loop:
         """The images of the next batch, copied out of the file."""
         epoch, at = divmod(self.position.step, self.batches)
         if self.ordered != epoch:
-            rng = np.random.default_rng([self.detector.seed, self.position.phase, epoch])
+            rng = np.random.default_rng(nets.entropy("order", self.detector.seed, self.position.phase, epoch))
             self.order, self.ordered = rng.permutation(len(self.images)), epoch
         size, last = self.detector.params.batch_size, at == self.batches - 1
         rows = self.order[at * size : len(self.order) if last and self._joins() else (at + 1) * size]
-        batch = taken(self.images, np.sort(rows))
+        batch = feed.taken(self.images, np.sort(rows))
         return np.concatenate([batch, batch]) if len(batch) == 1 else batch
 
     def _joins(self) -> bool:
@@ -225,7 +226,7 @@ class _Loop:
         import torch
 
         params, device = self.detector.params, self.detector.device
-        entropy = np.random.SeedSequence([self.detector.seed, self.position.phase, self.position.step])
+        entropy = nets.entropy("batch", self.detector.seed, self.position.phase, self.position.step)
         torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
         at = Step(self.position.step, self.steps, np.random.default_rng(entropy))
         losses = self.phase.step(self._batch(), at)
@@ -246,10 +247,8 @@ class _Loop:
     def _check_finite(self, epoch: int) -> None:
         for key, value in self.position.sums.items():
             if not np.isfinite(value := float(value)):
-                raise AnomedError(
-                    f"{self.name}: the loss {key!r} in epoch {epoch + 1} of {self.epochs} is {value}; lower "
-                    "learning_rate, set clip_norm, or precision: float32"
-                )
+                what = f"{self.name}: the loss {key!r} in epoch {epoch + 1} of {self.epochs} is {value}"
+                raise AnomedError(f"{what}; {_calmer(self.detector)}")
 
     def _close(self, epoch: int) -> None:
         """The end of an epoch: a row of the history, and where labels choose, a look at them."""
@@ -265,6 +264,7 @@ class _Loop:
 
     def _auroc(self) -> float:
         """Image AUROC of the labelled images as the networks stand."""
+        _check_networks(self.name, self.detector)
         self._train(False)
         self.finish()
         scores = np.concatenate([scores for scores, _ in self.detector.score(self.labelled.images)])
@@ -292,6 +292,19 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(places.mean() / (2 * len(normal)))
 
 
+def _check_networks(name: str, detector: Any) -> None:
+    """Raise AnomedError when a step has led to numbers that are none: losses tell of it a batch later."""
+    for key, value in detector.networks.state_dict().items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise AnomedError(f"{name}: tensor {key!r} is no longer finite; {_calmer(detector)}")
+
+
+def _calmer(detector: Any) -> str:
+    """What may help against a training that diverges."""
+    mixed = ", or precision: float32" if _mixed(detector.params, detector.device) else ""
+    return f"lower the learning rate of this phase, or set clip_norm{mixed}"
+
+
 def _labelled(detector: Any) -> Any:
     """The labelled images that choose among epochs; None where none do."""
     if detector.params.selection == "fixed":
@@ -307,13 +320,6 @@ def _labelled(detector: Any) -> Any:
     return labelled
 
 
-def _configure(params: Any, device: str) -> None:
-    import torch
-
-    backbones.configure(params.torch_threads)
-    torch.use_deterministic_algorithms(True, warn_only=device == "cuda")
-
-
 def _mixed(params: Any, device: str) -> bool:
     """Whether forward passes run in bfloat16."""
     import torch
@@ -322,104 +328,5 @@ def _mixed(params: Any, device: str) -> bool:
     return bool(wanted and torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-@contextlib.contextmanager
-def _random(device: str) -> Iterator[None]:
-    """Afterwards torch's random numbers are the caller's again."""
-    import torch
-
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
-        yield
-
-
-def _seeded(entropy: tuple[int, ...], make: Callable[[], Any]) -> Any:
-    import torch
-
-    torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
-    return make()
-
-
-def built(detector: Any, make: "Callable[[], dict[str, nn.Module]]") -> "nn.ModuleDict":
-    """The networks that `make` gives, drawn from the detector's seed, in evaluation mode, on its device."""
-    from torch import nn
-
-    _configure(detector.params, detector.device)
-    with _random("cpu"):
-        made = nn.ModuleDict(_seeded((detector.seed, 2**31), make))
-    return made.to(detector.device).eval()
-
-
-def arrays(networks: "nn.Module") -> dict[str, np.ndarray]:
-    """All tensors of trained networks by name, for `Detector.state`."""
-    return {key: value.cpu().numpy() for key, value in networks.state_dict().items()}
-
-
-def fill(networks: "nn.Module", state: Mapping[str, np.ndarray]) -> None:
-    """Put stored arrays, every one of them, back into networks of the same shape. Raises AnomedError for others."""
-    import torch
-
-    try:
-        networks.load_state_dict({key: torch.from_numpy(np.asarray(value).copy()) for key, value in state.items()})
-    except RuntimeError as error:
-        raise AnomedError(f"the model is of another network: {' '.join(str(error).split())[:300]}; fit again") from None
-
-
 def _copied(networks: "nn.Module") -> "dict[str, torch.Tensor]":
     return {key: value.detach().to("cpu", copy=True) for key, value in networks.state_dict().items()}
-
-
-def batches_of(count: int, batch_size: int) -> int:
-    """Batches in one pass over `count` images; one that is left over joins the last."""
-    return max(1, -(-(count - (count % batch_size == 1)) // batch_size))
-
-
-def batches(images: np.ndarray, batch_size: int) -> "Iterator[tuple[np.ndarray, int]]":
-    """Consecutive batches, uint8 (batch_size, …), and how many images are in each: the last is filled up with black
-    ones. The shape that a network sees never changes, and with it no last bit of what it says of an image."""
-    for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
-        full = np.zeros((batch_size, *images.shape[1:]), images.dtype)
-        full[: len(batch)] = batch
-        forget(images)
-        yield full, len(batch)
-
-
-def pixels(images: np.ndarray, channels: int, size: int, device: str) -> "torch.Tensor":
-    """Images, uint8 (B, S, S) or (B, S, S, 3), as a network's input: float32 (B, channels, size, size) in [0, 1].
-
-    Grey ones are repeated to `channels`. Resized bilinearly, antialiased when made smaller, before any other step.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    values = torch.from_numpy((images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)).copy())
-    values = values.to(device).float() / 255
-    if values.shape[-1] != size:
-        values = F.interpolate(values, size=(size, size), mode="bilinear", antialias=True).clamp(0, 1)
-    return values if values.shape[1] == channels else values.expand(-1, channels, -1, -1).contiguous()
-
-
-def channels_of(images: np.ndarray) -> int:
-    """1 for grey images, 3 for colour."""
-    return 1 if images.ndim == 3 else 3
-
-
-def mark(params: Any) -> str:
-    """What readers must know of a row: weights that are random, an epoch chosen by test labels; see Detector.mark."""
-    smoke = backbones.smoke(getattr(params, "weights", ""))
-    return "; ".join(filter(None, [smoke, ORACLE if params.selection == "test_oracle" else ""]))
-
-
-def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Copies of some images. Of a file no more than one is resident: the system maps megabytes around what is read."""
-    batch = np.empty((len(rows), *images.shape[1:]), images.dtype)
-    for place, row in enumerate(rows):
-        batch[place] = images[row]
-        forget(images)
-    return batch
-
-
-def forget(images: np.ndarray) -> None:
-    """Give back the memory of a file's pages that were read: the process stays as small as one batch."""
-    mapping = getattr(images, "_mmap", None)
-    if mapping is not None and getattr(images, "mode", "") == "r":
-        mapping.madvise(mmap.MADV_DONTNEED)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from learnable import auroc, scored, tissue
 
-from anomed import training
+from anomed import nets
 from anomed.methods.autoencoder import Autoencoder
 
 IMAGES = tissue(6, 0, side=32)
@@ -74,7 +74,7 @@ def test_training_lowers_the_loss_and_takes_the_network_off_its_start() -> None:
     start = detector()
     start._build(1, 32)
     assert any(
-        (training.arrays(start.networks)[key] != value).any() for key, value in fitted.state().items() if key != "input"
+        (nets.arrays(start.networks)[key] != value).any() for key, value in fitted.state().items() if key != "input"
     )
 
 

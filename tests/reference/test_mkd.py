@@ -193,7 +193,9 @@ def test_bad_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)) for _ in range(5)]
     small = backbones.Backbone("small", nn.Sequential(*pools), (MEAN, STD), "cpu")
     monkeypatch.setattr(backbones, "load", lambda *given: small)
-    with pytest.raises(AnomedError, match=r"input of 16 x 16 pixels, too small for layers .* larger image_size"):
+    with pytest.raises(
+        AnomedError, match=r"found images of 16 x 16 pixels, which its layers .* do not take .*image_size"
+    ):
         fitted(images, layers=["4"], image_size=16)
     smooth = backbones.Backbone("smooth", nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU()), (MEAN, STD), "cpu")
     monkeypatch.setattr(backbones, "load", lambda *given: smooth)
@@ -214,7 +216,13 @@ def test_needs_and_marks() -> None:
     assert Mkd.mark(Mkd.Params()) == ""
     assert "random" in Mkd.mark(Mkd.Params(weights="random"))
     assert Mkd.files(Mkd.Params(weights="random")) == {}
-    assert Mkd.needs_mb(Mkd.Params(batch_size=16)) < Mkd.needs_mb(Mkd.Params(batch_size=64))
+    small = Mkd.Params(batch_size=16)
+    assert Mkd.needs_mb(small, 224) < Mkd.needs_mb(Mkd.Params(batch_size=64), 224)
+    assert (
+        Mkd.needs_mb(small, 224)
+        < Mkd.needs_mb(small, 512)
+        == Mkd.needs_mb(Mkd.Params(batch_size=16, image_size=512), 224)
+    )
 
 
 def test_it_learns() -> None:

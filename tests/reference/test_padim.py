@@ -162,7 +162,7 @@ def test_bad_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_needs_and_marks() -> None:
-    assert Padim.needs_mb(Padim.Params(max_memory_mb=6000)) == 8000
+    assert Padim.needs_mb(Padim.Params(max_memory_mb=6000), 224) == 8000
     assert Padim.mark(Padim.Params()) == ""
     assert Padim.mark(Padim.Params(weights="random")) == "smoke: random weights"
     assert Padim.files(Padim.Params(weights="random")) == {}

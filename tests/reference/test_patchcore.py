@@ -302,7 +302,7 @@ def test_memory_is_bounded_or_refused_before_the_points_are_made(capsys: pytest.
     wide = PatchCore(PatchCore.Params(max_memory_mb=1, coreset_max=10**6, coreset_ratio=1.0, projection_dims=1), seed=0)
     with pytest.raises(AnomedError, match="lower coreset_max"):
         wide.fit(many)
-    assert PatchCore.needs_mb(PatchCore.Params(max_memory_mb=700)) == 2700
+    assert PatchCore.needs_mb(PatchCore.Params(max_memory_mb=700), 224) == 2700
     assert capsys.readouterr().err == ""
 
 

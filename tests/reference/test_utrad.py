@@ -96,7 +96,7 @@ def test_backbone_stays_and_the_rest_learns() -> None:
     frozen = {key: value.clone() for key, value in detector._backbone.network.state_dict().items()}
     detector.size = 64
     channels = detector._raw(images[:1]).shape[1]
-    before = utrad.training.built(detector, lambda: utrad.networks(channels, detector.params)).state_dict()
+    before = utrad.nets.built(detector, lambda: utrad.networks(channels, detector.params)).state_dict()
     detector.fit(images)
     assert all(torch.equal(value, frozen[key]) for key, value in detector._backbone.network.state_dict().items())
     after = detector.networks.state_dict()

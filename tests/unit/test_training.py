@@ -20,7 +20,7 @@ from learnable import tissue
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from anomed import detect, training
+from anomed import detect, feed, nets, training
 from anomed.detect import Labelled
 from anomed.errors import AnomedError
 from anomed.methods.autoencoder import Autoencoder
@@ -55,7 +55,7 @@ class Toy:
             memory.register_buffer("mean", torch.zeros(1))
             return {"a": nn.Linear(256, 1), "b": nn.Sequential(nn.Dropout(0.5), nn.Linear(256, 1)), "memory": memory}
 
-        self.networks = training.built(self, networks)
+        self.networks = nets.built(self, networks)
         training.run(self, images, {"first": lambda: self._first(**phase), "second": self._second}, self._finish)
         return self
 
@@ -63,7 +63,7 @@ class Toy:
         self.finished += 1
 
     def _values(self, images: np.ndarray) -> torch.Tensor:
-        return training.pixels(images, 1, 16, "cpu").flatten(1)
+        return feed.pixels(images, 1, 16, "cpu").flatten(1)
 
     def _watch(self, phase: int, images: np.ndarray, at: training.Step) -> None:
         if self.kill_at == (phase, at.number):
@@ -106,7 +106,7 @@ class Toy:
 
 
 def content(toy: Any) -> bytes:
-    return b"".join(key.encode() + value.tobytes() for key, value in sorted(training.arrays(toy.networks).items()))
+    return b"".join(key.encode() + value.tobytes() for key, value in sorted(nets.arrays(toy.networks).items()))
 
 
 @pytest.fixture(scope="module")
@@ -194,18 +194,18 @@ def test_history_tells_the_mean_of_every_loss(undisturbed: Toy) -> None:
 def test_pixels_are_scaled_repeated_and_resized(channels: int) -> None:
     images = np.zeros((2, 8, 8) if channels == 1 else (2, 8, 8, 3), np.uint8)
     images[:, 4:] = 255
-    values = training.pixels(images, 3, 8, "cpu")
+    values = feed.pixels(images, 3, 8, "cpu")
     assert values.shape == (2, 3, 8, 8)
     assert values.dtype == torch.float32
     assert set(values.unique().tolist()) == {0.0, 1.0}
-    small = training.pixels(images, channels, 4, "cpu")
+    small = feed.pixels(images, channels, 4, "cpu")
     assert small.shape == (2, channels, 4, 4)
     assert small[0, 0, 0, 0] == small.min() == 0
     assert small[0, 0, -1, 0] == small.max() == 1
 
 
 def test_batches_are_filled_up() -> None:
-    found = list(training.batches(IMAGES, 4))
+    found = list(feed.batches(IMAGES, 4))
     assert [(len(images), count) for images, count in found] == [(4, 4), (4, 4), (4, 3)]
     assert not found[-1][0][3].any()
 
@@ -222,7 +222,7 @@ def test_pages_of_a_file_are_given_back(tmp_path: Path) -> None:
 
     total = int(images.sum())
     assert resident() > 3000
-    training.forget(images[:32])
+    feed.forget(images[:32])
     assert resident() < 100
     assert int(images.sum()) == total
     del images
@@ -426,8 +426,62 @@ def test_fit_shows_the_labelled_images_of_the_split(tmp_path: Path, monkeypatch:
 
 
 def test_a_loss_that_is_not_finite_stops_the_training() -> None:
-    with pytest.raises(AnomedError, match=r"first: the loss 'a' in epoch \d of 9 is (inf|nan); lower learning_rate"):
+    with pytest.raises(
+        AnomedError, match=r"first: the loss 'a' in epoch \d of 9 is (inf|nan); lower the learning rate"
+    ):
         Toy(epochs=9, learning_rate=1e25).fit(rate=lambda epoch: 1.0)
+
+
+def test_a_last_step_into_nowhere_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of that batch was finite: it was computed before the step."""
+    toy = Toy(epochs=1, max_steps=1)
+    adam = toy._adam
+
+    def spoiling(name: str) -> torch.optim.Optimizer:
+        made = adam(name)
+        bias = toy.networks["a"].get_parameter("bias")
+        made.register_step_post_hook(lambda *_: bias.data.fill_(torch.nan) and None)
+        return made
+
+    monkeypatch.setattr(toy, "_adam", spoiling)
+    with pytest.raises(AnomedError, match=r"first: tensor 'a\.bias' is no longer finite; lower the learning rate"):
+        toy.fit()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_checkpoint_of_another_precision_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Toy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that starts on a GPU with bfloat16 may go on where there is none."""
+    toy = Toy((1, 1))
+    toy.progress = Progress(tmp_path / "toy.pt", "key", every=0)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(training, "_mixed", lambda params, device: True)
+        toy.fit()
+    again = Toy()
+    again.progress = Progress(tmp_path / "toy.pt", "key", every=0)
+    assert content(again.fit()) == content(undisturbed)
+    assert "training starts anew" in capsys.readouterr().err
+
+
+def test_streams_of_random_numbers_are_apart() -> None:
+    places: dict[str, list[tuple[int, ...]]] = {
+        "order": [(0, 0, 1), (0, 1, 0), (1, 0, 0)], "batch": [(0, 0, 1), (0, 0, 0)], "phase": [(0, 0)], "networks": [(0,)],
+    }  # fmt: skip
+    drawn = [
+        nets.entropy(purpose, *place).generate_state(2).tobytes() for purpose in places for place in places[purpose]
+    ]
+    assert len(set(drawn)) == len(drawn) == 7
+
+
+def test_a_gpu_without_memory_is_explained() -> None:
+    with (
+        pytest.raises(AnomedError, match=r"CUDA out of memory: lower batch_size .* or image_size"),
+        detect.memory_advice(),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+    with pytest.raises(RuntimeError, match="else"), detect.memory_advice():
+        raise RuntimeError("else")
 
 
 def test_a_state_of_another_network_is_refused() -> None:

@@ -24,7 +24,7 @@ rule fit:
     threads: lambda w: plan.torch_threads(w.system)
     resources:
         gpu=lambda w: plan.gpu(w.system),
-        mem_mb=lambda w, attempt: plan.memory_mb(w.system) * attempt,
+        mem_mb=lambda w, attempt: plan.memory_mb(w.domain, w.system) * attempt,
         runtime=lambda w, attempt: 240 * attempt,
     params:
         block=lambda w: plan.fit_params(w.domain, w.system),
@@ -63,7 +63,7 @@ rule predict:
     threads: lambda w: plan.torch_threads(w.system)
     resources:
         gpu=lambda w: plan.gpu(w.system),
-        mem_mb=lambda w, attempt: plan.memory_mb(w.system) * attempt,
+        mem_mb=lambda w, attempt: plan.memory_mb(w.domain, w.system) * attempt,
         runtime=lambda w, attempt: 120 * attempt,
     params:
         device=lambda w, output: plan.params.run.device,

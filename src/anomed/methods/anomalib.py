@@ -122,7 +122,7 @@ def _method(name: str, known: Model) -> type[Detector]:
         @classmethod
         def mark(cls, params: Any) -> str:
             """Random weights are no result, except for a model that is trained from scratch anyway."""
-            return "" if known.reads is anomalib_models.nothing else backbones.smoke(params.weights)
+            return "" if known.reads is anomalib_models.nothing else super().mark(params)
 
         @classmethod
         def selection(cls, params: Any) -> str:

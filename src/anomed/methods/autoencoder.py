@@ -1,12 +1,12 @@
 """Convolutional autoencoder: what it cannot reconstruct is anomalous."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from anomed import plugins, training
+from anomed import feed, nets, plugins, training
 from anomed.detect import Detector
 
 if TYPE_CHECKING:
@@ -30,35 +30,30 @@ class Autoencoder(Detector):
         """channels: feature maps after each halving of the side; the last number is the waist. The others: see
         training.Params."""
 
-        channels: list[int] = Field(default=[32, 64, 128, 16], min_length=1, max_length=8)
+        channels: list[Annotated[int, Field(ge=1)]] = Field(default=[32, 64, 128, 16], min_length=1, max_length=8)
 
     networks: "nn.ModuleDict"
     size: int  # side of the network's input
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
     def fit(self, images: np.ndarray) -> None:
         """Train on the normal images. Raises AnomedError when the loss is not finite."""
-        self._build(training.channels_of(images), self.params.image_size or images.shape[1])
+        self._build(feed.channels_of(images), self.params.image_size or images.shape[1])
         training.run(self, images, {"autoencoder": self._phase})
 
     def state(self) -> dict[str, np.ndarray]:
         """The network's tensors, and "input": its channels and side, int64 (2,)."""
-        return training.arrays(self.networks) | {"input": np.array([self.channels, self.size])}
+        return nets.arrays(self.networks, self.channels, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the network."""
         self._build(*state["input"].tolist())
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the size of the network's input."""
         import torch
 
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.inference_mode():
                 values = self._input(batch)
                 maps = self._errors(values).mean(1)[:count].float().cpu().numpy()
@@ -66,10 +61,10 @@ class Autoencoder(Detector):
 
     def _build(self, channels: int, size: int) -> None:
         self.channels, self.size = channels, size
-        self.networks = training.built(self, lambda: {"autoencoder": network(channels, self.params.channels)})
+        self.networks = nets.built(self, lambda: {"autoencoder": network(channels, self.params.channels)})
 
     def _input(self, images: np.ndarray) -> "torch.Tensor":
-        return training.pixels(images, self.channels, self.size, self.device)
+        return feed.pixels(images, self.channels, self.size, self.device)
 
     def _errors(self, values: "torch.Tensor") -> "torch.Tensor":
         """Squared errors of the reconstruction, float32 as `values`. A side that cannot be halved so often grows."""
@@ -91,9 +86,11 @@ class Autoencoder(Detector):
 
 
 def network(channels: int, widths: list[int]) -> Any:
-    """MONAI's AutoEncoder: float32 (B, channels, S, S) to the same; every width halves the side, rounded up."""
+    """MONAI's AutoEncoder: float32 (B, channels, S, S) to the same; every width halves the side, rounded up.
+
+    With batch normalisation: MONAI's own choice, that of each image alone, would take its contrast away.
+    """
     from monai.networks.nets import AutoEncoder
 
-    return AutoEncoder(
-        spatial_dims=2, in_channels=channels, out_channels=channels, channels=widths, strides=[2] * len(widths)
-    )
+    strides = [2] * len(widths)
+    return AutoEncoder(2, channels, out_channels=channels, channels=widths, strides=strides, norm="batch")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from anomed import backbones, plugins, training
+from anomed import backbones, feed, nets, plugins, training
 from anomed.detect import Detector
 from anomed.errors import AnomedError
 
@@ -36,6 +36,7 @@ class Cutpaste(Detector):
     cross-entropy to tell three versions of every train image apart: itself; one with a rectangle of itself pasted
     elsewhere (CutPaste); one with a thin turned rectangle (CutPaste-Scar). Colours of each image, and again of what is
     pasted, are jittered. SGD with momentum 0.9, weight decay 3e-5, and a rate that falls as a cosine with every batch.
+    While the backbone is frozen its batch normalisation is as well, and when it joins, SGD starts without momentum.
 
     Then a Gaussian of the embeddings, scaled to length 1, of the same train images, unchanged. Image score: Mahalanobis
     distance to it (half its square and a constant are the negative log density of the paper); no map.
@@ -80,14 +81,14 @@ class Cutpaste(Detector):
         return backbones.files(params.backbone, params.weights)
 
     @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
+    def needs_mb(cls, params: Params, size: int) -> int:
+        """See Detector.needs_mb: mostly for three versions of a batch, measured with EfficientNet-Lite0."""
+        return round(1500 + 210 * params.batch_size * ((params.image_size or size) / 224) ** 2)
 
     def fit(self, images: np.ndarray) -> None:
         """Train on the normal images, then estimate the Gaussian of these alone. Raises AnomedError for a layer that
         the backbone does not have, for frozen_steps that leave no batch, and when the loss is not finite."""
-        batches, frozen = training.batches_of(len(images), self.params.batch_size), self.params.frozen_steps
+        batches, frozen = feed.batches_of(len(images), self.params.batch_size), self.params.frozen_steps
         total = min(self.params.epochs * batches, self.params.max_steps or sys.maxsize)
         if frozen >= total:
             raise AnomedError(
@@ -102,19 +103,19 @@ class Cutpaste(Detector):
 
     def state(self) -> dict[str, np.ndarray]:
         """The networks' tensors with the Gaussian, and "input": its side, int64 (1,)."""
-        return training.arrays(self.networks) | {"input": np.array([self.size])}
+        return nets.arrays(self.networks, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the networks."""
         self._build(int(state["input"][0]), "random")  # no file is read: every tensor is in the state
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, None]]:
         """See Detector.score. float64."""
         import torch
 
         gaussian: Any = self.networks["gaussian"]
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.inference_mode():
                 centred = self._embedded(batch).double() - gaussian.mean
                 distances = torch.linalg.vector_norm(centred @ gaussian.factor.T, dim=1)
@@ -124,7 +125,7 @@ class Cutpaste(Detector):
         """backbone, head, classifier; gaussian: "mean", float64 (d,), and "factor", float64 (d, d), the inverse of the
         lower Cholesky factor of the covariance."""
         self.size = size
-        self.networks = training.built(self, lambda: self._made(weights))
+        self.networks = nets.built(self, lambda: self._made(weights))
 
     def _made(self, weights: str) -> "dict[str, nn.Module]":
         import torch
@@ -150,7 +151,7 @@ class Cutpaste(Detector):
         """Features of images, uint8 (B, S, S (, 3)), averaged over positions: (B, width)."""
         import torch
 
-        values = training.pixels(images, 3, self.size, self.device) * 255
+        values = feed.pixels(images, 3, self.size, self.device) * 255
         return torch.cat([level.mean((2, 3)) for level in self.backbone.maps(values, self.params.layers)], dim=1)
 
     def _embedded(self, images: np.ndarray) -> "torch.Tensor":
@@ -188,11 +189,11 @@ class Cutpaste(Detector):
         )
 
     def _estimate(self, images: np.ndarray) -> None:
-        """The Gaussian of train images, uint8 (N, S, S (, 3)). Their embeddings are kept meanwhile: 4 N d bytes."""
+        """The Gaussian of train images, uint8 (N, S, S (, 3)). Some 20 N d bytes are needed meanwhile."""
         import torch
 
         parts = []
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.inference_mode():
                 parts.append(self._embedded(batch)[:count].cpu().numpy())
         mean, covariance = moments(np.concatenate(parts), self.params.regularisation)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from anomed import plugins, simplex, training
+from anomed import feed, nets, plugins, simplex, training
 from anomed.detect import Detector
 from anomed.errors import AnomedError
 
@@ -79,11 +79,6 @@ class Ddpm(Detector):
     products: list[float]  # of 1 - beta, up to before each step and the last
     drawn: "dict[int, torch.Tensor]"  # noise of scoring that is kept, by step
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
     def fit(self, images: np.ndarray) -> None:
         """Train on the normal images. Raises AnomedError when the U-Net cannot halve the side, or the loss is not
         finite."""
@@ -95,23 +90,28 @@ class Ddpm(Detector):
                 f"ddpm: image_size is {size}, but {halvings + 1} levels (channels: {self.params.channels}) halve it "
                 f"{halvings} times, so it must be divisible by {2**halvings}; set image_size: {near}"
             )
-        self._build(training.channels_of(images), size)
+        if size >> halvings < 2:
+            raise AnomedError(
+                f"ddpm: image_size is {size}, and {halvings + 1} levels (channels: {self.params.channels}) leave one "
+                f"pixel of it, too few to normalise; set image_size: {2 ** (halvings + 1)} or more, or fewer levels"
+            )
+        self._build(feed.channels_of(images), size)
         training.run(self, images, {"ddpm": self._phase})
 
     def state(self) -> dict[str, np.ndarray]:
         """The averaged U-Net's tensors, and "input": its channels and side, int64 (2,)."""
-        return training.arrays(self.networks["average"]) | {"input": np.array([self.channels, self.size])}
+        return nets.arrays(self.networks["average"], self.channels, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the averaged U-Net."""
         self._build(*state["input"].tolist())
-        training.fill(self.networks["average"], {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks["average"], state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the size of the network's input."""
         import torch
 
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.inference_mode():
                 values = self._input(batch)
                 maps = (values - self._rebuilt(values)).square().mean(1)[:count].cpu().numpy()
@@ -123,14 +123,14 @@ class Ddpm(Detector):
             return {"unet": made, "average": deepcopy(made).requires_grad_(False)}
 
         self.channels, self.size = channels, size
-        self.networks = training.built(self, make)
+        self.networks = nets.built(self, make)
         self.schedule, self.drawn = schedule(self.params.timesteps), {}
         # In float64: MONAI's own, in float32, are off by a thousandth in 1 - product at the first steps.
         self.products = [1.0, *(1 - self.schedule.betas.double()).cumprod(0).tolist()]
 
     def _input(self, images: np.ndarray) -> "torch.Tensor":
         """Images, uint8, as float32 (B, C, S, S) in [-1, 1]."""
-        return training.pixels(images, self.channels, self.size, self.device) * 2 - 1
+        return feed.pixels(images, self.channels, self.size, self.device) * 2 - 1
 
     def _noise(self, count: int, rng: np.random.Generator) -> "torch.Tensor":
         """Noise of mean square 1 for `count` images: float32 (count, C, S, S)."""

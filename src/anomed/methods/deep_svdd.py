@@ -1,13 +1,15 @@
 """Deep SVDD: a network that draws normal images together, and how far an image stays from their centre."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from anomed import plugins, training
+from anomed import feed, nets, plugins, training
 from anomed.detect import Detector
+from anomed.errors import AnomedError
 
 if TYPE_CHECKING:
     import torch
@@ -81,29 +83,25 @@ class DeepSvdd(Detector):
     channels: int  # of the network's input
     size: int  # its side
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
     def fit(self, images: np.ndarray) -> None:
-        """Train on the normal images. Raises AnomedError when a loss is not finite."""
-        self._build(training.channels_of(images), self.params.image_size or images.shape[1], len(images))
+        """Train on the normal images. Raises AnomedError when a loss is not finite, or max_steps leaves no epoch in
+        which a soft boundary has a radius."""
+        self._check_length(feed.batches_of(len(images), self.params.batch_size))
+        self._build(feed.channels_of(images), self.params.image_size or images.shape[1], len(images))
         self._measure_range(images)
         phases = {"autoencoder": self._pretrain} if self.params.pretrain_epochs else {}
         training.run(self, images, {**phases, "sphere": lambda: self._train(images)})
 
     def state(self) -> dict[str, np.ndarray]:
         """The networks' tensors with centre, radius and range, and "input": channels and side, int64 (2,)."""
-        stored = {key: value for key, value in training.arrays(self.networks).items() if key != DISTANCES}
-        return stored | {"input": np.array([self.channels, self.size])}
+        stored = nets.arrays(self.networks, self.channels, self.size)
+        return {key: value for key, value in stored.items() if key != DISTANCES}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the networks."""
         channels, size = state["input"].tolist()
         self._build(channels, size, 0)
-        stored = {key: value for key, value in state.items() if key != "input"}
-        training.fill(self.networks, stored | {DISTANCES: np.zeros(0, np.float32)})
+        nets.fill(self.networks, state | {DISTANCES: np.zeros(0, np.float32)})
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, None]]:
         """See Detector.score."""
@@ -111,6 +109,15 @@ class DeepSvdd(Detector):
         centre = self._kept.centre.double().cpu().numpy()
         for represented in self._represented(images):
             yield np.square(represented - centre).sum(axis=1) - inside, None
+
+    def _check_length(self, batches: int) -> None:
+        params = self.params
+        whole = min(params.epochs, (params.max_steps or sys.maxsize) // batches)
+        if params.objective == "soft_boundary" and whole <= params.warm_up:
+            raise AnomedError(
+                f"deep_svdd: max_steps: found {params.max_steps}, {whole} whole epochs of {batches} batches, expected "
+                f"more than warm_up: {params.warm_up}, or the soft boundary has no radius; raise it or lower warm_up"
+            )
 
     @property
     def _kept(self) -> Any:
@@ -120,11 +127,11 @@ class DeepSvdd(Detector):
     def _build(self, channels: int, size: int, count: int) -> None:
         """count: of the train images."""
         self.channels, self.size, width = channels, size, self.params.representation
-        self.networks = training.built(self, lambda: networks(channels, size, width, count))
+        self.networks = nets.built(self, lambda: networks(channels, size, width, count))
 
     def _contrast(self, images: np.ndarray) -> "torch.Tensor":
         """Pixels of each image with mean 0 and mean absolute deviation 1, of flat ones 0: (B, channels, S, S)."""
-        values = training.pixels(images, self.channels, self.size, self.device)
+        values = feed.pixels(images, self.channels, self.size, self.device)
         values = values - values.mean((1, 2, 3), keepdim=True)
         return values / values.abs().mean((1, 2, 3), keepdim=True).clamp_min(FLAT)
 
@@ -140,7 +147,7 @@ class DeepSvdd(Detector):
         import torch
 
         found = []
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             found += torch.stack(self._contrast(batch)[:count].aminmax()).tolist()
         self._kept.range.copy_(torch.tensor([min(found), max(found)]))
 
@@ -148,7 +155,7 @@ class DeepSvdd(Detector):
         """What the network makes of images, batch by batch: float64 (B, representation)."""
         import torch
 
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.no_grad():
                 values = self.networks["encoder"](self._input(batch))[:count]
             yield values.double().cpu().numpy()
@@ -173,7 +180,7 @@ class DeepSvdd(Detector):
         import torch
 
         params, sphere, encoder = self.params, self._kept, self.networks["encoder"]
-        batches = training.batches_of(len(images), params.batch_size)
+        batches = feed.batches_of(len(images), params.batch_size)
         sphere.centre.copy_(torch.from_numpy(centre_of(self._represented(images), len(images))))
 
         def step(batch: np.ndarray, at: training.Step) -> training.Losses:

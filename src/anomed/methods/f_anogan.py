@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from anomed import plugins, training
+from anomed import feed, nets, plugins, training
 from anomed.detect import Detector
 from anomed.errors import AnomedError
 
@@ -62,33 +62,28 @@ class FAnoGan(Detector):
     channels: int  # of the network's input
     size: int  # its side
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
     def fit(self, images: np.ndarray) -> None:
         """Train on the normal images. Raises AnomedError when a loss is not finite or their side does not fit."""
         size = self.params.image_size or images.shape[1]
         if fault := unfit(size):
             raise AnomedError(f"image_size: {fault}; found {size}, the side of the domain's images")
-        self._build(training.channels_of(images), size)
+        self._build(feed.channels_of(images), size)
         training.run(self, images, {"gan": self._gan, "encoder": self._izi_f})
 
     def state(self) -> dict[str, np.ndarray]:
         """The networks' tensors, and "input": channels and side, int64 (2,)."""
-        return training.arrays(self.networks) | {"input": np.array([self.channels, self.size])}
+        return nets.arrays(self.networks, self.channels, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the networks."""
         self._build(*state["input"].tolist())
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the size of the network's input."""
         import torch
 
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.inference_mode():
                 errors, distances = self._residuals(self._input(batch))
                 maps = errors.mean(1)[:count].float().cpu().numpy()
@@ -97,11 +92,11 @@ class FAnoGan(Detector):
 
     def _build(self, channels: int, size: int) -> None:
         self.channels, self.size, params = channels, size, self.params
-        self.networks = training.built(self, lambda: networks(channels, size, params.latent_size, params.width))
+        self.networks = nets.built(self, lambda: networks(channels, size, params.latent_size, params.width))
 
     def _input(self, images: np.ndarray) -> "torch.Tensor":
         """float32 (B, channels, side, side) in [-1, 1]."""
-        return training.pixels(images, self.channels, self.size, self.device) * 2 - 1
+        return feed.pixels(images, self.channels, self.size, self.device) * 2 - 1
 
     def _noise(self, count: int) -> "torch.Tensor":
         import torch

@@ -49,11 +49,6 @@ class Knn(Detector):
         """The backbone's weights."""
         return backbones.files(params.backbone, params.weights)
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """Random weights are told."""
-        return backbones.smoke(params.weights)
-
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
         return backbones.frozen(self.params, self.device)

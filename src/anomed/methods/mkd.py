@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
-from anomed import backbones, plugins, training
+from anomed import backbones, feed, nets, plugins, training
 from anomed.detect import Detector
 from anomed.errors import AnomedError
 from anomed.patches import paint
@@ -89,14 +89,9 @@ class Mkd(Detector):
         return backbones.files(params.backbone, params.weights)
 
     @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
-    @classmethod
-    def needs_mb(cls, params: Params) -> int:
+    def needs_mb(cls, params: Params, size: int) -> int:
         """See Detector.needs_mb: mostly for the gradients of a batch, measured with EfficientNet-Lite0."""
-        return round(1500 + 120 * params.batch_size * ((params.image_size or 224) / 224) ** 2)
+        return round(1500 + 120 * params.batch_size * ((params.image_size or size) / 224) ** 2)
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
@@ -110,19 +105,19 @@ class Mkd(Detector):
 
     def state(self) -> dict[str, np.ndarray]:
         """The student's tensors, and "input": the side of its input, int64 (1,)."""
-        return training.arrays(self.networks) | {"input": np.array([self.size])}
+        return nets.arrays(self.networks, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the student."""
         self._build(int(state["input"][0]))
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the size of the networks' input."""
         import torch
 
         used = [self.params.layers.index(layer) for layer in self.params.score_layers or self.params.layers]
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             values = self._input(batch).requires_grad_()
             with torch.enable_grad(), self._guided():
                 taught, learned = self._taught(values), self._learned(values)
@@ -140,22 +135,16 @@ class Mkd(Detector):
                 "gradients: vanilla, or choose a backbone with ReLU"
             )
         levels = self._levels()
-        self.networks = training.built(self, lambda: {"student": student(levels, size, self.params.width)})
+        self.networks = nets.built(self, lambda: {"student": student(levels, size, self.params.width)})
 
     def _levels(self) -> list[Level]:
         """What the teacher gives at its critical layers for an image of noise of the input's size."""
         noise = np.random.default_rng(0).integers(0, 256, (1, self.size, self.size), dtype=np.uint8)
-        try:
-            found = self._backbone.features(noise, self.params.layers, 1)
-        except RuntimeError as error:  # a pooling that leaves nothing
-            raise AnomedError(
-                f"mkd: found an input of {self.size} x {self.size} pixels, too small for layers {self.params.layers} "
-                f"of {self.params.backbone} ({str(error).splitlines()[0]}); set a larger image_size, or earlier layers"
-            ) from None
+        found = self._backbone.features(noise, self.params.layers, 1)
         return [Level(level.shape[1], level.shape[-1], bool(level.min() < 0)) for level in found]
 
     def _input(self, images: np.ndarray) -> "torch.Tensor":
-        return training.pixels(images, 3, self.size, self.device)
+        return feed.pixels(images, 3, self.size, self.device)
 
     def _taught(self, values: "torch.Tensor") -> "list[torch.Tensor]":
         """Activations of the teacher for pixels in [0, 1], in full precision even in a training of mixed precision."""

@@ -95,12 +95,7 @@ class PatchCore(Detector):
         return backbones.files(params.backbone, params.weights)
 
     @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return backbones.smoke(params.weights)
-
-    @classmethod
-    def needs_mb(cls, params: Params) -> int:
+    def needs_mb(cls, params: Params, size: int) -> int:
         """See Detector.needs_mb."""
         return BASE_MB + params.max_memory_mb
 

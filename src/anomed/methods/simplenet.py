@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, field_validator
 
-from anomed import backbones, plugins, training
+from anomed import backbones, feed, nets, plugins, training
 from anomed.detect import Detector
 from anomed.patches import joined, paint
 
@@ -79,11 +79,6 @@ class Simplenet(Detector):
         """The backbone's weights."""
         return backbones.files(params.backbone, params.weights)
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
         return backbones.frozen(self.params, self.device, self.seed)
@@ -97,20 +92,20 @@ class Simplenet(Detector):
 
     def state(self) -> dict[str, np.ndarray]:
         """The networks' tensors, and "input": the side of the input and the width of the features, int64 (2,)."""
-        return training.arrays(self.networks) | {"input": np.array([self.size, self.width])}
+        return nets.arrays(self.networks, self.size, self.width)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the networks."""
         self.size, width = state["input"].tolist()
         self._build(width)
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the image size."""
         import torch
 
         height, width = images.shape[1:3]
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             features = self._features(batch)
             with torch.inference_mode():
                 values = -self._judged(self._adapted(features)).reshape(features.shape[:3])[:count]
@@ -120,14 +115,14 @@ class Simplenet(Detector):
 
     def _build(self, width: int) -> None:
         self.width = width
-        self.networks = training.built(self, lambda: networks(width, self.params.hidden, self.params.adaptor))
+        self.networks = nets.built(self, lambda: networks(width, self.params.hidden, self.params.adaptor))
 
     def _features(self, images: np.ndarray) -> "torch.Tensor":
         """Features of the patches of images, uint8 (B, S, S (, 3)): float32 (B, h, w, width), without gradient."""
         import torch
 
-        with torch.no_grad():
-            values = training.pixels(images, 3, self.size, self.device) * 255
+        with torch.no_grad(), torch.autocast(self.device, enabled=False):  # trained on what is scored
+            values = feed.pixels(images, 3, self.size, self.device) * 255
             levels = self._backbone.maps(values, self.params.layers)
             return joined([averaged(level.float(), self.params.patch_size) for level in levels], "bilinear")
 

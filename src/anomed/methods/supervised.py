@@ -71,7 +71,7 @@ class Supervised(Detector):
     @classmethod
     def mark(cls, params: Params) -> str:
         """No detector of the table sees these labels; random weights are told as well."""
-        marks = ["not comparable: trained on the labelled valid images", backbones.smoke(params.weights)]
+        marks = ["not comparable: trained on the labelled valid images", super().mark(params)]
         return "; ".join(filter(None, marks))
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
-from anomed import backbones, plugins, training
+from anomed import backbones, feed, nets, plugins, training
 from anomed.detect import Detector
 from anomed.patches import joined, paint
 
@@ -89,9 +89,12 @@ class Utrad(Detector):
         return backbones.files(params.backbone, params.weights)
 
     @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
+    def needs_mb(cls, params: Params, size: int) -> int:
+        """See Detector.needs_mb: for what a layer keeps of every token, and for weights with their optimiser."""
+        tokens, width, inner = math.prod(params.patches) ** 2, params.width, params.feedforward
+        kept = params.batch_size * tokens * params.depth * 12 * (width + inner)
+        weights = 4 * params.depth * len(params.patches) * (12 * width**2 + 4 * width * inner)
+        return round(1500 + 4e-6 * (kept + weights))
 
     @functools.cached_property
     def _backbone(self) -> backbones.Backbone:
@@ -101,25 +104,25 @@ class Utrad(Detector):
         """Train on the normal images. Raises AnomedError for an unknown layer, and when a loss is not finite."""
         self.size = self.params.image_size or images.shape[1]
         channels = self._raw(np.zeros((1, *images.shape[1:]), np.uint8)).shape[1]
-        self.networks = training.built(self, lambda: networks(channels, self.params))
+        self.networks = nets.built(self, lambda: networks(channels, self.params))
         training.run(self, images, {"utrad": functools.partial(self._phase, images)})
 
     def state(self) -> dict[str, np.ndarray]:
         """The networks' tensors, and "input": channels of the features and side of the images, int64 (2,)."""
         channels = len(self.networks["standard"].get_buffer("running_mean"))
-        return training.arrays(self.networks) | {"input": np.array([channels, self.size])}
+        return nets.arrays(self.networks, channels, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the networks."""
         channels, self.size = state["input"].tolist()
-        self.networks = training.built(self, lambda: networks(channels, self.params))
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        self.networks = nets.built(self, lambda: networks(channels, self.params))
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the size of the network's input."""
         import torch
 
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             with torch.inference_mode():
                 features = self.networks["standard"](self._raw(batch))
                 rebuilt, scales = self._forward(features)
@@ -134,7 +137,7 @@ class Utrad(Detector):
 
         held: Any = self.networks["standard"]
         sums = torch.zeros(2, held.num_features, dtype=torch.float64, device=self.device)
-        for batch, count in training.batches(images, self.params.batch_size):
+        for batch, count in feed.batches(images, self.params.batch_size):
             raw = self._raw(batch)[:count].double()
             sums += torch.stack([raw, raw.square()]).mean((3, 4)).sum(1)
         held.running_mean.copy_(sums[0] / len(images))
@@ -148,7 +151,7 @@ class Utrad(Detector):
 
         side = math.prod(self.params.patches)
         with torch.no_grad(), torch.autocast(self.device, enabled=False):
-            values = training.pixels(images, 3, self.size, self.device)
+            values = feed.pixels(images, 3, self.size, self.device)
             features = joined(self._backbone.maps(values * 255, self.params.layers), "nearest").permute(0, 3, 1, 2)
             if features.shape[-2:] != (side, side):
                 features = F.interpolate(features, size=(side, side), mode="bilinear", antialias=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from anomed import plugins, training
+from anomed import feed, nets, plugins, training
 from anomed.detect import Detector
 
 if TYPE_CHECKING:
@@ -54,35 +54,30 @@ class Vae(Detector):
     channels: int  # of the network's input
     size: int  # its side
 
-    @classmethod
-    def mark(cls, params: Params) -> str:
-        """See Detector.mark."""
-        return training.mark(params)
-
     def fit(self, images: np.ndarray) -> None:
         """Train on the normal images. Raises AnomedError when the loss is not finite."""
-        self._build(training.channels_of(images), self.params.image_size or images.shape[1])
+        self._build(feed.channels_of(images), self.params.image_size or images.shape[1])
         training.run(self, images, {"vae": self._phase})
 
     def state(self) -> dict[str, np.ndarray]:
         """The network's tensors, and "input": its channels and side, int64 (2,)."""
-        return training.arrays(self.networks) | {"input": np.array([self.channels, self.size])}
+        return nets.arrays(self.networks, self.channels, self.size)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back the network."""
         self._build(*state["input"].tolist())
-        training.fill(self.networks, {key: value for key, value in state.items() if key != "input"})
+        nets.fill(self.networks, state)
 
     def score(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See Detector.score. Maps at the size of the network's input."""
         scored = self._restored if self.params.score == "restoration" else self._bounded
-        for batch, count in training.batches(images, self.params.batch_size):
-            scores, maps = scored(training.pixels(batch, self.channels, self.size, self.device))
+        for batch, count in feed.batches(images, self.params.batch_size):
+            scores, maps = scored(feed.pixels(batch, self.channels, self.size, self.device))
             yield scores[:count], maps[:count].cpu().numpy()
 
     def _build(self, channels: int, size: int) -> None:
         self.channels, self.size = channels, size
-        self.networks = training.built(self, lambda: {"vae": network(channels, size, self.params)})
+        self.networks = nets.built(self, lambda: {"vae": network(channels, size, self.params)})
 
     def _terms(self, values: "torch.Tensor", draw: bool) -> "tuple[torch.Tensor, torch.Tensor]":
         """Squared errors, float32 as `values`, and the divergence of each posterior from N(0, I), float32 (B,).
@@ -107,7 +102,7 @@ class Vae(Detector):
         import torch
 
         def step(images: np.ndarray, at: training.Step) -> training.Losses:
-            values = training.pixels(images, self.channels, self.size, self.device)
+            values = feed.pixels(images, self.channels, self.size, self.device)
             yield "bound", self._bound(*self._terms(values, draw=True)).mean() / values[0].numel()
 
         vae = self.networks["vae"]

@@ -34,7 +34,7 @@ LEGEND = (
     "deviation (ddof 1; none with one seed), and in brackets the bootstrap interval of that mean, seeds held fixed. ↑ "
     "higher is better, ↓ lower is better. "
     f"Bold is the best value of its column as printed, controls included, rows that are no comparison ({DAGGER} smoke, "
-    f"{DAGGER} not comparable) left out; {SIGN} marks values that the paired "
+    f"{DAGGER} not comparable, {DAGGER} chosen on test labels) left out; {SIGN} marks values that the paired "
     f"bootstrap does not separate from it (p ≥ {ALPHA}, Holm-corrected over the systems of the column, or no test "
     "possible)."
 )
