@@ -186,10 +186,10 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("score", ["elbo", pytest.param("restoration", marks=pytest.mark.full)])
+@pytest.mark.parametrize("score", ["elbo", "restoration"])
 def test_it_learns(score: Any) -> None:
-    size: dict[str, Any] = {"channels": [16, 32], "latent_size": 32, "image_size": 32}
-    params = Vae.Params(**size, epochs=15, batch_size=16, learning_rate=3e-3, score=score, **SCORES[score])
+    size: dict[str, Any] = {"channels": [8, 16, 32], "latent_size": 32}
+    params = Vae.Params(**size, epochs=20, batch_size=8, learning_rate=3e-3, score=score, **SCORES[score])
     detector = Vae(params, 0)
-    detector.fit(tissue(80, 0))
+    detector.fit(tissue(64, 0))
     assert auroc(detector) >= 0.8

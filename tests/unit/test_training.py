@@ -440,7 +440,11 @@ def test_a_last_step_into_nowhere_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def spoiling(name: str) -> torch.optim.Optimizer:
         made = adam(name)
         bias = toy.networks["a"].get_parameter("bias")
-        made.register_step_post_hook(lambda *_: bias.data.fill_(torch.nan) and None)
+
+        def spoil(*_: Any) -> None:
+            bias.data.fill_(torch.nan)
+
+        made.register_step_post_hook(spoil)
         return made
 
     monkeypatch.setattr(toy, "_adam", spoiling)
