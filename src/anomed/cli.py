@@ -4,7 +4,9 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,16 @@ def _tolerance(text: str) -> float:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected seconds, 0 or more")
+    return value
+
+
 def _path(text: str) -> Path | None:
     """A path; empty text means none, so that a rule can pass a root that a domain does not need."""
     return Path(text) if text else None
@@ -238,8 +250,8 @@ def parser() -> argparse.ArgumentParser:
     folder(sub, "--data", "prepared domain")
     folder(sub, "--out", "model to write")
     sub.add_argument("--device", **device)
-    sub.add_argument("--checkpoint", type=Path, metavar="FILE", help="where a training that is killed can go on from")
-    sub.add_argument("--checkpoint-seconds", type=float, default=60, metavar="S", help="time between two (60)")
+    sub.add_argument("--checkpoint", type=_path, metavar="FILE", help="where a training that is killed can go on from")
+    sub.add_argument("--checkpoint-seconds", type=_seconds, default=60.0, metavar="S", help="time between two (60)")
 
     sub = command(_predict, "score a domain's valid and test images with a model")
     folder(sub, "--model", "what fit wrote")
@@ -329,10 +341,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command. A fault of the input is one message on standard error and exit code 1."""
+    """Run one command. A fault of the input is one message on standard error and exit code 1; a command that is
+    interrupted (130) or terminated (143) removes what it has half-written."""
     args = parser().parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         args.handler(args)
+    except KeyboardInterrupt:
+        print("anomed: interrupted", file=sys.stderr)
+        sys.exit(130)
     except AnomedError as error:
         sys.exit(f"anomed: error: {error}")
     except OSError as error:

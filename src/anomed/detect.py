@@ -132,6 +132,8 @@ def fit(
     prepared = Prepared(data)
     rows = _train_rows(prepared, system, parameters, seed)
     detector = create(parameters, seed, device)
+    if checkpoint and checkpoint.resolve().is_relative_to(out.resolve()):
+        raise AnomedError(f"{checkpoint}: a checkpoint inside the model's folder would end with it; name another file")
     detector.progress = Progress(checkpoint, _key(prepared, parameters, seed, detector.device), every)
     with records.atomic_dir(out, r"run\.json|state\.safetensors|history\.csv") as partial:
         with card_of(prepared, system, parameters, seed, detector) as card:
@@ -200,7 +202,10 @@ def facts(prepared: Prepared, table: pd.DataFrame, names: tuple[str, ...]) -> di
 def _labelled(prepared: Prepared, split: str) -> Labelled:
     table = prepared.table[prepared.table.split == split]
     if table.empty:
-        raise AnomedError(f"{prepared.folder}: no {split} image, but this row learns from their labels")
+        raise AnomedError(
+            f"{prepared.folder}: no {split} image, but this row learns from their labels; leave "
+            "its `selection` fixed, or the row out of run.systems"
+        )
 
     def mask(index: int) -> np.ndarray | None:
         row = table.mask_row.iloc[index]
@@ -237,15 +242,18 @@ def create(parameters: dict[str, Any], seed: int, device: str) -> Detector:
 
 @contextlib.contextmanager
 def memory_advice() -> Iterator[None]:
-    """Raise AnomedError with advice where a GPU runs out of memory."""
+    """Raise AnomedError with advice where memory does not suffice, that of a GPU or of the machine."""
     try:
         yield
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not be imported
+    except (RuntimeError, MemoryError) as error:
+        text = " ".join(str(error).split())
+        allocator = "not enough memory" in text or "can't allocate memory" in text  # torch's, of the machine
+        if not (allocator or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"):
             raise
-        reason = str(error).split(". ")[0]
+        what = text.partition(". ")[0] if "CUDA" in text else "the machine has not enough memory"
         raise AnomedError(
-            f"{reason}: lower batch_size (another result: it joins the hash) or image_size, or set run.device: cpu"
+            f"{what}: lower batch_size or image_size, or make the networks smaller, which all give "
+            "other results, or take another device"
         ) from None
 
 

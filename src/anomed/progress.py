@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from anomed import records
+from anomed.errors import AnomedError
 
 EVERY = 60.0  # seconds between checkpoints
+VERSION = 1  # of a checkpoint's form
 
 
 @dataclass
@@ -29,31 +31,30 @@ class Progress:
     earlier: float = 0.0
     started: float = field(default_factory=time.monotonic)
     saved: float = field(default_factory=time.monotonic)
+    ours: bool = False  # whether the file is a checkpoint
 
     def load(self) -> dict[str, Any] | None:
-        """The state that `save` was given last, tensors on the CPU; None without a checkpoint that fits.
+        """The state that `save` was given last, tensors on the CPU; None without a checkpoint of this key.
 
-        Of a file nothing but tensors and plain values is read. One that is damaged, or of other parameters, data or
-        code, is named on standard error and not used.
+        Of a file nothing but tensors and plain values is read. One of other parameters, data, code or libraries is
+        named on standard error and not used. Raises AnomedError for a file that is damaged or no checkpoint at all:
+        nobody's file is replaced.
         """
-        if self.path is None or not self.path.exists():
+        if self.path is None:
             return None
-        import pickle
-
-        import torch
-
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-            if content["key"] == self.key:
-                self.rows, self.earlier = list(content["rows"]), content["seconds"]
-                state: dict[str, Any] = content["state"]
-                self.facts["resumed"] = state["resumed"] = int(state.get("resumed", 0)) + 1
-                return state
-            reason = "of other parameters, data, code or libraries"
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
-            reason = f"not readable ({' '.join(str(error).split())[:120]})"
-        print(f"{self.path}: a checkpoint {reason}; training starts anew", file=sys.stderr)
-        return None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            return None
+        content = _read(self.path)
+        self.ours = True
+        if content["key"] != self.key:
+            what = "a checkpoint of other parameters, data, code or libraries; training starts anew"
+            print(f"{self.path}: {what}", file=sys.stderr)
+            return None
+        self.rows, self.earlier = list(content["rows"]), content["seconds"]
+        state: dict[str, Any] = content["state"]
+        self.facts["resumed"] = state["resumed"] = int(state.get("resumed", 0)) + 1
+        return state
 
     def due(self) -> bool:
         """Whether it is time to save."""
@@ -71,9 +72,15 @@ class Progress:
             "seconds": self.seconds,
             "state": {**state, **resumed},
         }
-        with records.atomic_file(self.path) as partial:
-            torch.save(content, partial)
-        self.saved = time.monotonic()
+        try:
+            with records.atomic_file(self.path) as partial:
+                torch.save({"anomed": VERSION, **content}, partial)
+        except RuntimeError as error:  # what torch makes of a full disk
+            reason = " ".join(str(error).split())[:160]
+            raise AnomedError(
+                f"{self.path}: the checkpoint could not be written ({reason}); make room for it"
+            ) from None
+        self.saved, self.ours = time.monotonic(), True
 
     @property
     def seconds(self) -> float:
@@ -82,5 +89,28 @@ class Progress:
 
     def done(self) -> None:
         """Remove the checkpoint: the model is written."""
-        if self.path is not None:
+        if self.path is not None and self.ours:
             self.path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What `save` wrote, every byte of it checked. Raises AnomedError for anything else."""
+    import pickle
+    import zipfile
+
+    import torch
+
+    try:
+        if not path.is_file():
+            raise ValueError("no file")
+        with zipfile.ZipFile(path) as archive:  # torch itself checks no checksum
+            if broken := archive.testzip():
+                raise ValueError(f"{broken} is damaged")
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict) or content.get("anomed") != VERSION:
+            raise ValueError("another file")
+    except (zipfile.BadZipFile, RuntimeError, OSError, EOFError, LookupError, ValueError, pickle.UnpicklingError):
+        raise AnomedError(
+            f"{path}: no checkpoint of a training, or a damaged one; delete it, or name another file with --checkpoint"
+        ) from None
+    return content

@@ -39,8 +39,10 @@ def check(model: type[BaseModel], values: Any, where: str, also: Any = ()) -> An
             elif fault["type"] == "missing":
                 lines.append(f"{key}: missing")
             else:
-                text = fault["msg"].removeprefix("Value error, ")
-                lines.append(f"{key}: {text[:1].lower()}{text[1:]}, found {fault['input']!r}{_spelt(fault['input'])}")
+                text, given = fault["msg"].removeprefix("Value error, "), fault["input"]
+                whole = isinstance(given, dict) and fault["type"] == "value_error"  # a block: the text names its keys
+                found = "" if whole else f", found {given!r}{_spelt(given)}"
+                lines.append(f"{key}: {text[:1].lower()}{text[1:]}{found}")
         raise AnomedError("\n".join(lines)) from None
 
 

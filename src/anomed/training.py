@@ -45,7 +45,7 @@ class Params(Settings):
     precision: Literal["mixed", "float32"] = "mixed"
     selection: Literal["fixed", "valid", "test_oracle"] = "fixed"
     image_size: int | None = Field(default=None, ge=16, le=2048)
-    torch_threads: int = Field(default=1, ge=1)
+    torch_threads: int = Field(default=1, ge=1, le=1024)
 
 
 class Step(NamedTuple):

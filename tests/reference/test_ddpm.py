@@ -196,10 +196,18 @@ def test_noise_that_is_not_kept_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_bad_settings_are_refused() -> None:
+    for size, near in ((50, "48 or 56"), (17, "16 or 24"), (16, "")):
+        if near:
+            with pytest.raises(
+                ValueError, match=f"image_size is {size}, but 4 levels .* of 8, at least 16; set .*: {near}"
+            ):
+                Ddpm.Params(image_size=size)
+        else:
+            Ddpm.Params(image_size=size)
     with pytest.raises(
-        AnomedError, match=r"image_size is 50, but 4 levels .* divisible by 8; set image_size: 48 or 56"
+        ValueError, match=r"image_size is 16, but 5 levels .* at least 32; set image_size: 32, or fewer"
     ):
-        Ddpm(Ddpm.Params(image_size=50), 0).fit(np.zeros((3, 64, 64), np.uint8))
+        Ddpm.Params(image_size=16, channels=[8] * 5)
     with pytest.raises(AnomedError, match=r"image_size is 33.* 32 or 34"):
         Ddpm(Ddpm.Params(image_size=None, channels=[8, 8]), 0).fit(np.zeros((3, 33, 33), np.uint8))
     with pytest.raises(ValueError, match="start is 300, but there are 200 timesteps; lower start"):

@@ -1,9 +1,12 @@
 """The command line: messages, exit codes, and the doctor."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import shipped
@@ -11,6 +14,7 @@ import tiny_domain
 import yaml
 from paths import ROOT
 
+from anomed import cli
 from anomed.doctor import doctor
 
 
@@ -100,3 +104,33 @@ def test_doctor_names_what_is_missing(
     Path("params.yaml").write_text("run: [")
     assert doctor(Path("params.yaml")) == 1
     assert "not valid YAML" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_cleans_up(sent: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C, or by a cluster whose time limit is near: no traceback, and what it had half-written is removed."""
+    cleaned = []
+
+    def work(args: Any) -> None:
+        try:
+            os.kill(os.getpid(), sent)
+            time.sleep(5)
+        finally:
+            cleaned.append(True)
+
+    monkeypatch.setattr(cli, "_doctor", work)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["doctor"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped.value.code == code
+    assert cleaned == [True]
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "abc", "inf"])
+def test_seconds_between_checkpoints_are_a_number(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.parser().parse_args(["fit", "x", "--params", "{}", "--seed", "0", "--checkpoint-seconds", text])
+    assert f"found {text!r}, expected seconds" in capsys.readouterr().err

@@ -265,25 +265,80 @@ def test_two_kills_are_counted(tmp_path: Path, undisturbed: Toy) -> None:
     assert content(toy) == content(undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"), [("key", "of other parameters"), ("cut", "not readable"), ("text", "not readable")]
-)
-def test_another_checkpoint_is_named_and_not_used(
-    damage: str, reason: str, undisturbed: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "toy.pt"
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The checkpoint of a toy that was killed."""
     toy = Toy((0, 4))
-    toy.progress = Progress(path, "key", every=0)
+    toy.progress = Progress(tmp_path / "toy.pt", "key", every=0)
     with pytest.raises(Killed):
         toy.fit()
-    if damage != "key":
-        path.write_bytes(path.read_bytes()[:3000] if damage == "cut" else b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
+    return tmp_path / "toy.pt"
+
+
+def test_a_checkpoint_of_something_else_is_named_and_not_used(
+    stopped: Path, undisturbed: Toy, capsys: pytest.CaptureFixture[str]
+) -> None:
     again = Toy()
-    again.progress = Progress(path, "other" if damage == "key" else "key", every=0)
+    again.progress = Progress(stopped, "other", every=0)
     again.fit()
-    assert f"{path}: a checkpoint {reason}" in capsys.readouterr().err
+    assert f"{stopped}: a checkpoint of other parameters" in capsys.readouterr().err
     assert len(again.seen) == len(undisturbed.seen)
     assert content(again) == content(undisturbed)
+
+
+def flipped(data: bytes) -> bytes:
+    """With one bit of the largest tensor changed."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:3000], flipped, lambda data: b"cos\nsystem\n(S'touch /tmp/x'\ntR.", lambda data: b""]
+)
+def test_what_is_no_checkpoint_is_refused_and_left(damage: Any, stopped: Path) -> None:
+    damaged = damage(stopped.read_bytes())
+    stopped.write_bytes(damaged)
+    again = Toy()
+    again.progress = Progress(stopped, "key", every=0)
+    with pytest.raises(AnomedError, match=rf"{stopped}: no checkpoint of a training, or a damaged one; delete it"):
+        again.fit()
+    assert again.seen == []
+    assert stopped.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("kind", ["tensor", "folder"])
+def test_other_things_are_no_checkpoint(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "thing"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        torch.save(torch.zeros(3), path)
+    toy = Toy()
+    toy.progress = Progress(path, "key")
+    with pytest.raises(AnomedError, match="no checkpoint of a training"):
+        toy.fit()
+    assert path.exists()
+
+
+def test_a_method_that_trains_nothing_leaves_the_file_alone(tmp_path: Path) -> None:
+    tiny_domain.domain(tmp_path / "data", {("train", 0): 2, ("test", 0): 2, ("test", 1): 2})
+    (tmp_path / "thesis.txt").write_text("mine")
+    parameters: dict[str, Any] = {"method": {"implementation": "controls.random"}, "files": {}}
+    detect.fit("chance", parameters, 0, tmp_path / "data", tmp_path / "model", "cpu", tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    with pytest.raises(AnomedError, match="inside the model's folder"):
+        detect.fit("chance", parameters, 0, tmp_path / "data", tmp_path / "m", "cpu", tmp_path / "m/state.safetensors")
+
+
+def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:747] . open file failed")
+
+    monkeypatch.setattr(torch, "save", full)
+    toy = Toy()
+    toy.progress = Progress(tmp_path / "toy.pt", "key", every=0)
+    with pytest.raises(AnomedError, match=r"toy\.pt: the checkpoint could not be written .*; make room"):
+        toy.fit()
 
 
 PARAMETERS: dict[str, Any] = {
@@ -478,12 +533,20 @@ def test_streams_of_random_numbers_are_apart() -> None:
     assert len(set(drawn)) == len(drawn) == 7
 
 
-def test_a_gpu_without_memory_is_explained() -> None:
-    with (
-        pytest.raises(AnomedError, match=r"CUDA out of memory: lower batch_size .* or image_size"),
-        detect.memory_advice(),
-    ):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: not enough memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_does_not_suffice_is_explained(error: Exception) -> None:
+    with pytest.raises(AnomedError, match=r"memory.*: lower batch_size or image_size"), detect.memory_advice():
+        raise error
+
+
+def test_other_errors_are_not_memory() -> None:
     with pytest.raises(RuntimeError, match="else"), detect.memory_advice():
         raise RuntimeError("else")
 

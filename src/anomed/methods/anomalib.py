@@ -69,7 +69,7 @@ def _parameters(name: str, known: Model) -> type[Settings]:
         "batch_size": (int, Field(default=8, ge=1, le=1024)),
         "image_size": (int | None, Field(default=None, ge=known.minimum)),
         "weights": (Literal["pretrained", "random"], "pretrained"),
-        "torch_threads": (int, Field(default=1, ge=1)),
+        "torch_threads": (int, Field(default=1, ge=1, le=1024)),
     }
 
     def check(params: Any) -> Any:

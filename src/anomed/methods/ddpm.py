@@ -68,7 +68,9 @@ class Ddpm(Detector):
         image_size: int | None = Field(default=64, ge=16, le=2048)
 
         @model_validator(mode="after")
-        def _start_within(self) -> "Ddpm.Params":
+        def _fits(self) -> "Ddpm.Params":
+            if self.image_size and (fault := unfit(self.image_size, self.channels)):
+                raise ValueError(fault)
             if self.start > self.timesteps:
                 raise ValueError(f"start is {self.start}, but there are {self.timesteps} timesteps; lower start")
             return self
@@ -82,19 +84,9 @@ class Ddpm(Detector):
     def fit(self, images: np.ndarray) -> None:
         """Train on the normal images. Raises AnomedError when the U-Net cannot halve the side, or the loss is not
         finite."""
-        size, halvings = self.params.image_size or images.shape[1], len(self.params.channels) - 1
-        if size % 2**halvings:
-            below = size // 2**halvings * 2**halvings
-            near = " or ".join(str(side) for side in (below, below + 2**halvings) if side >= 16)
-            raise AnomedError(
-                f"ddpm: image_size is {size}, but {halvings + 1} levels (channels: {self.params.channels}) halve it "
-                f"{halvings} times, so it must be divisible by {2**halvings}; set image_size: {near}"
-            )
-        if size >> halvings < 2:
-            raise AnomedError(
-                f"ddpm: image_size is {size}, and {halvings + 1} levels (channels: {self.params.channels}) leave one "
-                f"pixel of it, too few to normalise; set image_size: {2 ** (halvings + 1)} or more, or fewer levels"
-            )
+        size = self.params.image_size or images.shape[1]
+        if fault := unfit(size, self.params.channels):
+            raise AnomedError(f"ddpm: {fault}")
         self._build(feed.channels_of(images), size)
         training.run(self, images, {"ddpm": self._phase})
 
@@ -222,4 +214,18 @@ def unet(channels: int, params: Any) -> Any:
         attention_levels=[level >= len(widths) - params.attention for level in range(len(widths))],
         norm_num_groups=gcd(32, *widths),
         num_head_channels=[width // 2 if width % 2 == 0 else width for width in widths],
+    )
+
+
+def unfit(size: int, channels: list[int]) -> str:
+    """Why a U-Net of these levels cannot take images of this side; empty if it can."""
+    step = 2 ** (len(channels) - 1)
+    least = max(16, 2 * step)  # one pixel at the coarsest level would be too few to normalise
+    if size % step == 0 and size >= least:
+        return ""
+    near = sorted({max(least, size // step * step), max(least, -(-size // step) * step)})
+    sides = " or ".join(map(str, near))
+    return (
+        f"image_size is {size}, but {len(channels)} levels (channels: {channels}) halve it {len(channels) - 1} times: "
+        f"it must be a multiple of {step}, at least {least}; set image_size: {sides}, or fewer levels"
     )

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -51,8 +51,8 @@ class DeepSvdd(Detector):
         representation: int = Field(default=128, ge=GRID**2, le=4096)
         pretrain_epochs: int = Field(default=350, ge=0)
         pretrain_learning_rate: float = Field(default=1e-4, gt=0)
-        pretrain_milestones: list[int] = Field(default=[250])
-        milestones: list[int] = Field(default=[50])
+        pretrain_milestones: list[Annotated[int, Field(ge=1)]] = Field(default=[250])
+        milestones: list[Annotated[int, Field(ge=1)]] = Field(default=[50])
         weight_decay: float = Field(default=5e-7, ge=0)
         warm_up: int = Field(default=10, ge=0)
         epochs: int = Field(default=150, ge=1)

@@ -39,7 +39,7 @@ class Knn(Detector):
         layers: list[str] = Field(default=["blocks.6"], min_length=1)
         k: int = Field(default=2, ge=1)
         batch_size: int = Field(default=8, ge=1, le=1024)
-        torch_threads: int = Field(default=1, ge=1)
+        torch_threads: int = Field(default=1, ge=1, le=1024)
         weights: Literal["pretrained", "random"] = "pretrained"
 
     bank: "torch.Tensor"  # float32 (N, D), on the device

@@ -73,6 +73,9 @@ class Mkd(Detector):
 
         @model_validator(mode="after")
         def _check_score_layers(self) -> Self:
+            for name in ("layers", "score_layers"):
+                if len(set(names := getattr(self, name) or [])) < len(names):
+                    raise ValueError(f"{name}: found {names}, expected each layer once; it would count twice")
             if unknown := set(self.score_layers or ()) - set(self.layers):
                 raise ValueError(
                     f"score_layers: found {sorted(unknown)}, expected some of layers {self.layers}; name those, or add "

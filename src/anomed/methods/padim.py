@@ -70,7 +70,7 @@ class Padim(Detector):
         regularisation: float = Field(default=0.01, gt=0)
         smoothing_sigma: float = Field(default=4.0, ge=0)
         batch_size: int = Field(default=8, ge=1, le=1024)
-        torch_threads: int = Field(default=1, ge=1)
+        torch_threads: int = Field(default=1, ge=1, le=1024)
         max_memory_mb: int = Field(default=2000, ge=1)
 
     index: np.ndarray  # int64 (d,): the dimensions kept, ascending

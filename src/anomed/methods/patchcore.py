@@ -84,7 +84,7 @@ class PatchCore(Detector):
         upsampling: Upsampling = "bilinear"
         smoothing_sigma: float = Field(default=4.0, ge=0)
         batch_size: int = Field(default=8, ge=1, le=1024)
-        torch_threads: int = Field(default=1, ge=1)
+        torch_threads: int = Field(default=1, ge=1, le=1024)
         max_memory_mb: int = Field(default=2000, ge=1)
 
     bank: "torch.Tensor"  # float32 (M, D), on the device

@@ -53,7 +53,7 @@ class Simplenet(Detector):
         backbone: Annotated[str, AfterValidator(backbones.known)] = "tf_efficientnet_lite0"
         weights: Literal["pretrained", "random"] = "pretrained"
         layers: list[str] = Field(default=["blocks.2", "blocks.4"], min_length=1)
-        patch_size: int = Field(default=3, ge=1)
+        patch_size: int = Field(default=3, ge=1, le=63)
         adaptor: bool = True
         hidden: int = Field(default=1024, ge=1)
         noise_std: float = Field(default=1.0, gt=0)

@@ -57,7 +57,7 @@ class Supervised(Detector):
         layers: list[str] = Field(default=["blocks.2", "blocks.4"], min_length=1)
         l2: float = Field(default=0.1, gt=0)
         batch_size: int = Field(default=8, ge=1, le=1024)
-        torch_threads: int = Field(default=1, ge=1)
+        torch_threads: int = Field(default=1, ge=1, le=1024)
         weights: Literal["pretrained", "random"] = "pretrained"
 
     image_head: Head

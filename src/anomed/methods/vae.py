@@ -40,7 +40,7 @@ class Vae(Detector):
         """channels: feature maps after each halving of the side. latent_size: numbers that describe an image. beta:
         weight of the divergence; up to a factor this is the bound of a likelihood of variance beta, so 0.04 supposes
         errors of 0.2 in pixels of [0, 1]. score: see the class. restoration_steps, restoration_rate,
-        restoration_weight: of the restoration. The others: see training.Params."""
+        restoration_weight: of the restoration, which a large rate makes diverge. The others: see training.Params."""
 
         channels: list[Annotated[int, Field(ge=1)]] = Field(default=[32, 64, 128, 256], min_length=2, max_length=8)
         latent_size: int = Field(default=128, ge=1)
