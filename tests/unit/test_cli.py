@@ -118,6 +118,7 @@ def test_a_command_that_is_stopped_cleans_up(sent: signal.Signals, code: int, mo
         finally:
             cleaned.append(True)
 
+    work.__name__ = "_doctor"  # the command is called by it
     monkeypatch.setattr(cli, "_doctor", work)
     before = signal.getsignal(signal.SIGTERM)
     try:
