@@ -57,13 +57,6 @@ def fitted(name: str, seed: int = 0, **options: Any) -> Any:
     return detector
 
 
-def scored(detector: Any, images: np.ndarray) -> tuple[np.ndarray, Any]:
-    """All scores and maps of `images`."""
-    batches = list(detector.score(images))
-    maps = [maps for _, maps in batches if maps is not None]
-    return np.concatenate([scores for scores, _ in batches]), np.concatenate(maps) if maps else None
-
-
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder and home: no weights anywhere."""
     monkeypatch.chdir(tmp_path)

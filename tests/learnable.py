@@ -1,4 +1,5 @@
-"""Painted images that a detector learns from in seconds: striped tissue in an oval, with or without a blob."""
+"""What short trainings of tests share: painted images that a detector learns from in seconds (striped tissue in an oval,
+with or without a blob), and the parameters that make a training short."""
 
 from typing import Any
 
@@ -6,6 +7,43 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 SIDE = 64
+# Native methods that train by epochs, and what makes a training short.
+BRIEF: dict[str, dict[str, Any]] = {
+    "autoencoder": {"channels": [8, 4], "epochs": 1, "batch_size": 4},
+    "cutpaste": {"max_steps": 3, "frozen_steps": 1, "batch_size": 4, "head": [16]},
+    "deep_svdd": {"pretrain_epochs": 1, "epochs": 1, "batch_size": 4},
+    "f_anogan": {
+        "image_size": 32,
+        "width": 4,
+        "latent_size": 8,
+        "n_critic": 2,
+        "epochs": 2,
+        "encoder_epochs": 1,
+        "batch_size": 4,
+    },
+    "mkd": {"epochs": 1, "batch_size": 4, "layers": ["blocks.1", "blocks.2"], "width": 4},
+    "simplenet": {"epochs": 1, "batch_size": 4, "hidden": 16},
+    "ddpm": {
+        "channels": [4, 8],
+        "residual_blocks": 1,
+        "attention": 1,
+        "image_size": 32,
+        "timesteps": 40,
+        "start": 4,
+        "epochs": 1,
+        "batch_size": 4,
+    },
+    "vae": {"channels": [8, 8], "latent_size": 8, "epochs": 1, "batch_size": 4},
+    "utrad": {
+        "epochs": 1,
+        "batch_size": 4,
+        "patches": [2, 4],
+        "width": 16,
+        "heads": 2,
+        "feedforward": 16,
+        "depth": 1,
+    },
+}
 
 
 def tissue(count: int, seed: int, blobs: bool = False, side: int = SIDE) -> np.ndarray:
@@ -25,7 +63,7 @@ def tissue(count: int, seed: int, blobs: bool = False, side: int = SIDE) -> np.n
     return np.array(made).astype(np.uint8)
 
 
-def scored(detector: Any, images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def scored(detector: Any, images: np.ndarray) -> tuple[np.ndarray, Any]:
     """All scores and maps of `images`."""
     batches = list(detector.score(images))
     maps = [maps for _, maps in batches if maps is not None]

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,24 +160,23 @@ def _key(text: str) -> str:
     return text
 
 
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a fraction from 0 to below 1")
-    return value
+def _below(limit: float, expected: str) -> Callable[[str], float]:
+    """The reader of a number from 0 to below `limit`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1
+        if not 0 <= value < limit:
+            raise argparse.ArgumentTypeError(f"found {text!r}, expected {expected}")
+        return value
+
+    return number
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected seconds, 0 or more")
-    return value
+_tolerance = _below(1, "a fraction from 0 to below 1")
+_seconds = _below(1e9, "seconds, 0 or more")
 
 
 def _path(text: str) -> Path | None:

@@ -15,6 +15,12 @@ def batches_of(count: int, batch_size: int) -> int:
     return max(1, -(-(count - (count % batch_size == 1)) // batch_size))
 
 
+def span(count: int, batch_size: int, number: int) -> slice:
+    """The places of a batch, by its number, in the order of a pass."""
+    last = number == batches_of(count, batch_size) - 1
+    return slice(number * batch_size, count if last else (number + 1) * batch_size)
+
+
 def batches(images: np.ndarray, batch_size: int) -> "Iterator[tuple[np.ndarray, int]]":
     """Consecutive batches, uint8 (batch_size, …), and how many images are in each: the last is filled up with black
     ones. The shape that a network sees never changes, and with it, but for rounding, what it says of an image."""

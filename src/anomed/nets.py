@@ -19,6 +19,7 @@ INPUT = "input"
 
 
 def configure(params: Any, device: str) -> None:
+    """See backbones.configure; of operations that have no deterministic form on a GPU, torch warns there."""
     import torch
 
     backbones.configure(params.torch_threads)
@@ -39,11 +40,11 @@ def entropy(purpose: str, *place: int) -> np.random.SeedSequence:
     return np.random.SeedSequence([*place, *purpose.encode()])
 
 
-def seeded(entropy: np.random.SeedSequence, make: Callable[[], Any]) -> Any:
+def seed(entropy: np.random.SeedSequence) -> None:
+    """Torch's next random numbers come from `entropy`."""
     import torch
 
     torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
-    return make()
 
 
 def built(detector: Any, make: "Callable[[], dict[str, nn.Module]]") -> "nn.ModuleDict":
@@ -52,7 +53,8 @@ def built(detector: Any, make: "Callable[[], dict[str, nn.Module]]") -> "nn.Modu
 
     configure(detector.params, detector.device)
     with kept_random(detector.device):
-        made = nn.ModuleDict(seeded(entropy("networks", detector.seed), make))
+        seed(entropy("networks", detector.seed))
+        made = nn.ModuleDict(make())
     return made.to(detector.device).eval()
 
 

@@ -52,8 +52,8 @@ class Progress:
             print(f"{self.path}: {what}", file=sys.stderr)
             return None
         self.rows, self.earlier = list(content["rows"]), content["seconds"]
+        self.facts["resumed"] = content["resumed"] + 1
         state: dict[str, Any] = content["state"]
-        self.facts["resumed"] = state["resumed"] = int(state.get("resumed", 0)) + 1
         return state
 
     def due(self) -> bool:
@@ -65,16 +65,17 @@ class Progress:
         import torch
 
         assert self.path is not None
-        resumed = {"resumed": self.facts["resumed"]} if "resumed" in self.facts else {}
         content = {
+            "anomed": VERSION,
             "key": self.key,
             "rows": self.rows,
             "seconds": self.seconds,
-            "state": {**state, **resumed},
+            "resumed": self.facts.get("resumed", 0),
+            "state": dict(state),
         }
         try:
             with records.atomic_file(self.path) as partial:
-                torch.save({"anomed": VERSION, **content}, partial)
+                torch.save(content, partial)
         except RuntimeError as error:  # what torch makes of a full disk
             reason = " ".join(str(error).split())[:160]
             raise AnomedError(

@@ -87,6 +87,11 @@ class _Position:
     chosen: "dict[str, torch.Tensor] | None" = None  # the networks of the best epoch
 
 
+def steps_of(params: Params, batches: int, epochs: int | None = None, max_steps: int | None = None) -> int:
+    """Batches in all, where one pass has so many: of a phase with these lengths, else with those of the parameters."""
+    return min((epochs or params.epochs) * batches, max_steps or params.max_steps or sys.maxsize)
+
+
 def run(
     detector: Any,
     images: np.ndarray,
@@ -123,8 +128,8 @@ def run(
             if number > position.phase:
                 position.phase, position.step = number, 0
             chooses = labelled if number == len(phases) - 1 else None
-            phase = nets.seeded(nets.entropy("phase", detector.seed, number), make)
-            loop = _Loop(detector, images, name, phase, position, chooses, finish)
+            nets.seed(nets.entropy("phase", detector.seed, number))
+            loop = _Loop(detector, images, name, make(), position, chooses, finish)
             if saved:
                 loop.fill(saved)
                 saved = None
@@ -159,8 +164,7 @@ class _Loop:
         params, phase = self.detector.params, self.phase
         self.progress = self.detector.progress
         self.batches = feed.batches_of(len(self.images), params.batch_size)
-        epochs, limit = phase.epochs or params.epochs, phase.max_steps or params.max_steps
-        self.steps = min(epochs * self.batches, limit or sys.maxsize)
+        self.steps = steps_of(params, self.batches, phase.epochs, phase.max_steps)
         self.epochs = -(-self.steps // self.batches)
         self.rates = {key: [group["lr"] for group in made.param_groups] for key, made in phase.optimisers.items()}
         self.checks = {round(part * self.epochs / CHECKS) for part in range(1, CHECKS + 1)} - {0}
@@ -212,14 +216,9 @@ class _Loop:
         if self.ordered != epoch:
             rng = np.random.default_rng(nets.entropy("order", self.detector.seed, self.position.phase, epoch))
             self.order, self.ordered = rng.permutation(len(self.images)), epoch
-        size, last = self.detector.params.batch_size, at == self.batches - 1
-        rows = self.order[at * size : len(self.order) if last and self._joins() else (at + 1) * size]
+        rows = self.order[feed.span(len(self.order), self.detector.params.batch_size, at)]
         batch = feed.taken(self.images, np.sort(rows))
-        return np.concatenate([batch, batch]) if len(batch) == 1 else batch
-
-    def _joins(self) -> bool:
-        """Whether a single image is left over: it joins the last batch, for batch normalisation needs two."""
-        return len(self.images) % self.detector.params.batch_size == 1
+        return np.concatenate([batch, batch]) if len(batch) == 1 else batch  # batch normalisation needs two
 
     def _descend(self) -> "Iterator[tuple[str, torch.Tensor]]":
         """The steps of all optimisers on one batch; gives each loss, detached, in float64."""
@@ -227,7 +226,7 @@ class _Loop:
 
         params, device = self.detector.params, self.detector.device
         entropy = nets.entropy("batch", self.detector.seed, self.position.phase, self.position.step)
-        torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+        nets.seed(entropy)
         at = Step(self.position.step, self.steps, np.random.default_rng(entropy))
         losses = self.phase.step(self._batch(), at)
         while True:

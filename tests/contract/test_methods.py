@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from anomalib_rows import SMALL
+from learnable import BRIEF
 from pydantic import ValidationError
 from safetensors.numpy import load, save
 
@@ -25,43 +26,6 @@ LONG = [name for name in METHODS if name.startswith("anomalib.") and name not in
 each_method = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in METHODS]
 )
-# Native methods that train by epochs, and what makes a training short.
-BRIEF: dict[str, dict[str, Any]] = {
-    "autoencoder": {"channels": [8, 4], "epochs": 1, "batch_size": 4},
-    "cutpaste": {"max_steps": 3, "frozen_steps": 1, "batch_size": 4, "head": [16]},
-    "deep_svdd": {"pretrain_epochs": 1, "epochs": 1, "batch_size": 4},
-    "f_anogan": {
-        "image_size": 32,
-        "width": 4,
-        "latent_size": 8,
-        "n_critic": 2,
-        "epochs": 2,
-        "encoder_epochs": 1,
-        "batch_size": 4,
-    },
-    "mkd": {"epochs": 1, "batch_size": 4, "layers": ["blocks.1", "blocks.2"], "width": 4},
-    "simplenet": {"epochs": 1, "batch_size": 4, "hidden": 16},
-    "ddpm": {
-        "channels": [4, 8],
-        "residual_blocks": 1,
-        "attention": 1,
-        "image_size": 32,
-        "timesteps": 40,
-        "start": 4,
-        "epochs": 1,
-        "batch_size": 4,
-    },
-    "vae": {"channels": [8, 8], "latent_size": 8, "epochs": 1, "batch_size": 4},
-    "utrad": {
-        "epochs": 1,
-        "batch_size": 4,
-        "patches": [2, 4],
-        "width": 16,
-        "heads": 2,
-        "feedforward": 16,
-        "depth": 1,
-    },
-}
 TRAINED = [
     name for name in METHODS if not name.startswith("anomalib.") and issubclass(METHODS[name].Params, training.Params)
 ]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from anomalib_rows import SIDE, TEST, discs, fitted, nowhere, scored
+from anomalib_rows import SIDE, TEST, discs, fitted, nowhere
+from learnable import scored
 from paths import ROOT
 from safetensors.numpy import load, save
 

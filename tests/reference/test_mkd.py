@@ -19,8 +19,7 @@ MEAN, STD = (100.0, 110.0, 120.0), (60.0, 50.0, 40.0)
 
 
 def fitted(images: np.ndarray, seed: int = 0, **params: Any) -> Mkd:
-    brief = {"epochs": 1, "batch_size": 4, "layers": ["blocks.1", "blocks.2"], "width": 4}
-    detector = Mkd(Mkd.Params(**{**brief, **params}), seed)
+    detector = Mkd(Mkd.Params(**{**learnable.BRIEF["mkd"], **params}), seed)
     detector.fit(images)
     return detector
 

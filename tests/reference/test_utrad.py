@@ -13,15 +13,7 @@ from anomed.methods import utrad
 from anomed.methods.utrad import Utrad
 from anomed.training import Step
 
-BRIEF: dict[str, Any] = {
-    "epochs": 1,
-    "batch_size": 4,
-    "patches": [2, 4],
-    "width": 16,
-    "heads": 2,
-    "feedforward": 16,
-    "depth": 1,
-}
+BRIEF = learnable.BRIEF["utrad"]
 
 
 def fitted(images: np.ndarray, seed: int = 0, **params: Any) -> Utrad:

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -89,7 +88,7 @@ class Cutpaste(Detector):
         """Train on the normal images, then estimate the Gaussian of these alone. Raises AnomedError for a layer that
         the backbone does not have, for frozen_steps that leave no batch, and when the loss is not finite."""
         batches, frozen = feed.batches_of(len(images), self.params.batch_size), self.params.frozen_steps
-        total = min(self.params.epochs * batches, self.params.max_steps or sys.maxsize)
+        total = training.steps_of(self.params, batches)
         if frozen >= total:
             raise AnomedError(
                 f"cutpaste: frozen_steps: found {frozen}, expected less than the {total} batches that epochs, "

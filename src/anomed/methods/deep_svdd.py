@@ -1,6 +1,5 @@
 """Deep SVDD: a network that draws normal images together, and how far an image stays from their centre."""
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -112,7 +111,7 @@ class DeepSvdd(Detector):
 
     def _check_length(self, batches: int) -> None:
         params = self.params
-        whole = min(params.epochs, (params.max_steps or sys.maxsize) // batches)
+        whole = training.steps_of(params, batches) // batches
         if params.objective == "soft_boundary" and whole <= params.warm_up:
             raise AnomedError(
                 f"deep_svdd: max_steps: found {params.max_steps}, {whole} whole epochs of {batches} batches, expected "
@@ -188,10 +187,10 @@ class DeepSvdd(Detector):
             yield params.objective, objective(distances, sphere.radius, params)
             epoch, number = divmod(at.number, batches)
             # What follows happens before a checkpoint: a training that goes on finds the distances of its epoch so far.
-            start, last = number * params.batch_size, number == batches - 1
-            end = len(images) if last else start + params.batch_size
-            sphere.distances[start:end] = distances.detach()[: end - start]  # an image alone comes twice in its batch
-            if last and params.objective == "soft_boundary" and epoch + 1 >= params.warm_up:
+            places = feed.span(len(images), params.batch_size, number)
+            kept = distances.detach()[: places.stop - places.start]  # an image alone comes twice in its batch
+            sphere.distances[places] = kept
+            if number == batches - 1 and params.objective == "soft_boundary" and epoch + 1 >= params.warm_up:
                 sphere.radius.copy_(torch.quantile(sphere.distances.sqrt(), 1 - params.nu))
 
         optimisers = {params.objective: self._adam(encoder, params.learning_rate)}
